@@ -110,26 +110,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command's arguments; None means those of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    command = words[0] if words else ""
     try:
         given = _parsed(words)
-    except _UsageError as error:
-        name = f"beam-prep {words[0]}" if words[:1] and words[0] in COMMANDS else "beam-prep"
-        print(f"{name}: {error} ({name} --help says more)", file=sys.stderr)
-        return 2
-    _set_up_log(getattr(given, "verbose", False))
-    if arguments is None:
-        stop_on_signals()
-    try:
-        if given.command in ("run", "replay"):
+        _set_up_log(getattr(given, "verbose", False))
+        if arguments is None:
+            stop_on_signals()
+        if command in ("run", "replay"):
             # The imports and a tokenizer take seconds, and longer on a cold disk.
             tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
-            log.info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
-        if problem := unknown_beam_options(given.beam_options, given.command):
-            return _refused(given, problem)
+            log.info("beam-prep %s: loading Beam and the tokenizer%s", command, tokenizer)
+        if problem := unknown_beam_options(given.beam_options, command):
+            raise _UsageError(problem)
         return int(given.run(given))
+    except _UsageError as error:
+        name = f"beam-prep {command}" if command in COMMANDS else "beam-prep"
+        print(f"{name}: {error} ({name} --help says more)", file=sys.stderr)
+        return 2
     except BaseException as error:
         if (number := received_signal()) is not None:
-            _end(given.command, number)
+            _end(command, number)
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
             sys.stderr.close()
             return 0
@@ -138,12 +138,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"beam-prep: {str(found).translate(VISIBLE)}", file=sys.stderr)  # names may come from records
         return found.exit_code
-
-
-def _refused(given: argparse.Namespace, problem: str) -> int:
-    """Prints what is wrong with the options of a command. Returns the exit code."""
-    print(f"beam-prep {given.command}: {problem}", file=sys.stderr)
-    return 2
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
@@ -396,8 +390,7 @@ def _inspect(given: argparse.Namespace) -> int:
       beam-prep inspect out/ --reason bad_json
       beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
     """
-    if problem := _wrong_inspect(given):
-        return _refused(given, problem)
+    _check_inspect(given)
     names = ("count", "random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
     chosen = {**{name: getattr(given, name) for name in names}, "pager": not given.no_pager}
     if given.config is None:
@@ -416,25 +409,22 @@ _OF_OUTPUTS = ("record", "domain", "split", "source")
 """Options of `inspect` that a preview does not have."""
 
 
-def _wrong_inspect(given: argparse.Namespace) -> str | None:
-    """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
+def _check_inspect(given: argparse.Namespace) -> None:
+    """Raises _UsageError if options of `inspect` are wrong; it says what to type."""
     if given.ids and given.html is not None:
-        return "--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids"
+        raise _UsageError("--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids")
+    before = [f"--{name}" for name in ("config", "tokenizer_path") if getattr(given, name) is not None]
     outputs = [path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))]
-    files = [path for path in given.paths if os.path.isfile(path)]
-    if given.config is None and given.tokenizer_path is None and len(given.paths) == 1 and not files:
-        return None
-    if given.config is None or given.tokenizer_path is None or outputs:
-        before = [f"--{name}" for name in ("config", "tokenizer_path") if getattr(given, name) is not None]
-        return (
+    of_output = not before and len(given.paths) == 1 and not os.path.isfile(given.paths[0])
+    if not of_output and (len(before) < 2 or outputs):
+        raise _UsageError(
             f"found {' '.join([*given.paths, *before]) or 'nothing'}, wanted one output, which keeps its tokenizer "
             "(beam-prep inspect OUTPUT), or files before a run (beam-prep inspect FILE --config CONFIG.json "
             "--tokenizer_path DIR_OR_NAME)"
         )
-    for name in _OF_OUTPUTS:
+    for name in [] if of_output else _OF_OUTPUTS:
         if getattr(given, name) is not None and getattr(given, name) is not False:  # record 0 is one, too
-            return f"--{name} is for outputs; with --config, use --count N"
-    return None
+            raise _UsageError(f"--{name} is for outputs; with --config, use --count N")
 
 
 @_command(
@@ -510,7 +500,7 @@ def _template(given: argparse.Namespace) -> int:
     from beam_prep.preview import template
 
     if given.html and given.json:
-        return _refused(given, "--html and --json exclude each other: type one of them")
+        raise _UsageError("--html and --json exclude each other: type one of them")
     pager = not given.no_pager
     template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
     return 0
@@ -541,7 +531,7 @@ def _report(given: argparse.Namespace) -> int:
 
     is_stored = "://" in given.output
     if is_stored and given.to is None:
-        return _refused(given, f"{given.output} is in a store; type where the page goes: -o FILE")
+        raise _UsageError(f"{given.output} is in a store; type where the page goes: -o FILE")
     rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(given.output.rstrip("/") if is_stored else os.path.abspath(given.output))
