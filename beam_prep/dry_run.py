@@ -87,7 +87,7 @@ def dry_run(job: Pipeline) -> DryRun:
     Reads the inputs, the token cache and the manifest of the existing output, and tokenises the first records to
     estimate sizes.
     """
-    path = job.earlier_output()
+    path = job.claim().earlier()
     earlier = EarlierOutput(path)
     found = DryRun(job.output, "new" if earlier.manifest is None else "replaced")
     found.state = found.state if job.options.keep_versions is None else "version"

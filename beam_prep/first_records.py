@@ -32,6 +32,7 @@ from beam_prep.storage.files import total_size
 from beam_prep.storage.inputs import advice_on, check_heads
 from beam_prep.storage.output import Staging
 from beam_prep.storage.references import References
+from beam_prep.storage.reuse import EarlierOutput
 from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
@@ -154,7 +155,7 @@ class FirstRecords:
         return chosen
 
     def lacks_room(
-        self, token_cache: TokenCache, staging: Staging, has_earlier: bool, max_reject_chars: int
+        self, token_cache: TokenCache, staging: Staging, earlier: str | None, max_reject_chars: int
     ) -> list[str]:
         """Warnings about disks that will probably be too small, as far as the inputs tell.
 
@@ -167,7 +168,7 @@ class FirstRecords:
             return []
         cached, output = sizes(self.config, self.tokenizer, self.inputs, max_reject_chars)
         fewer = compose.mix or compose.deduplicate or self.config.preprocessing.max_items is not None
-        output = 0.0 if fewer or has_earlier else output
+        output = 0.0 if fewer or len(EarlierOutput(earlier)) else output
         runs = 0.0 if fewer or compose.shuffle is None else cached
         freed = output if token_cache.single_use else 0.0  # blocks are removed as their rows are written
         cached = 0.0 if os.path.isdir(token_cache.folder) else max(0.0, cached - freed)

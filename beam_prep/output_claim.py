@@ -18,6 +18,7 @@ from beam_prep.storage.files import join, remove_folder
 from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import Staging, is_manifest, normalise_path, output_at, put_back
 from beam_prep.storage.publish import same_facts
+from beam_prep.storage.reuse import earlier_path
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.versions import Versions, check_name, new_name
@@ -99,6 +100,10 @@ class OutputClaim:
                 made.remove_old(keep, name)
                 return made.path(name)
         return None
+
+    def earlier(self) -> str | None:
+        """The path of the earlier output whose shards may be linked."""
+        return earlier_path(self.root, self.options.keep_versions)
 
     def is_made(self, output: str) -> bool:
         """True if an output is complete, of this job, and made with the requested check."""

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
@@ -20,13 +20,8 @@ from beam_prep.output_claim import OutputClaim, folders_of, manifest_of
 from beam_prep.process import Stopped, quiet_beam, received_signal
 from beam_prep.progress import Progress, reports_folder
 from beam_prep.runners import Engine, Job, choose_runner, raised_by_worker, without_effect, workers_of
-from beam_prep.storage.files import join, total_size
 from beam_prep.storage.inputs import stores_checksum
-from beam_prep.storage.references import ship as ship_references
-from beam_prep.storage.reuse import EarlierOutput, earlier_path
-from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.tokenizers import ship
 from beam_prep.transforms.records import ReadJSONL
 
 _OF_SHARD = {"max_reject_rate", "max_no_loss_rate", "max_reject_chars", "overwrite", "keep_versions"}
@@ -87,14 +82,13 @@ class Pipeline:
     ) -> None:
         self.options = RunOptions.of(options)
         self.beam_options = beam_options
-        if beam_options is not None:
-            FileSystems.set_options(_options(beam_options))
+        self._set_beam_options(beam_options)
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
         self.root, self.staging = folders_of(output_dir, self.options)
         self.output = self.root
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = recipe.tokenizer_of(self.config, tokenizer_path)
-        self.compose = recipe.compose(self.config, total_size(self.inputs))
+        self.compose = recipe.compose(self.config, self.inputs)
         recipe.check_template(self.config, self.tokenizer)
         # Read once: the data that is compared must be the data in the facts, even if a file changes meanwhile.
         self._references = recipe.references_of(self.config)
@@ -114,7 +108,8 @@ class Pipeline:
         Raises:
             BeamPrepError: one of its subclasses. The message says what to do.
         """
-        options = self._set_beam_options(beam_options)
+        options = self._set_beam_options(self.beam_options if beam_options is None else beam_options)
+        _, self.staging = folders_of(self.root, self.options)  # of this launch, in the stores of these options
         claim = self.claim()
         with claim.claims.locked():
             if (output := claim.made_already()) is not None:
@@ -122,7 +117,7 @@ class Pipeline:
                 return Result(output, manifest_of(output), up_to_date=True)
             job = Job(choose_runner(options, self.inputs))
             token_cache = self.cache_of_run(single_use=job.engine.here and self.staging.local)
-            warnings = self._look_at_inputs(job.engine, token_cache, without_effect(options, wait))
+            warnings = self._look_at_inputs(job.engine, claim, token_cache, without_effect(options, wait))
             self.output = claim.choose_version()
             with self._launched(job, claim) as reports:
                 pipeline = self._pipeline(job.engine, token_cache, warnings, reports)
@@ -142,11 +137,9 @@ class Pipeline:
             return Result(self.output, manifest_of(self.output), up_to_date=False)
 
     def _set_beam_options(self, given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
-        given = self.beam_options if given is None else given
-        options = _options(given)
+        options = given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
         if given is not None:
             FileSystems.set_options(options)
-            self.staging = replace(self.staging, options=StoreOptions.current())
         return options
 
     def claim(self) -> OutputClaim:
@@ -156,13 +149,11 @@ class Pipeline:
     def cache_of_run(self, single_use: bool = False) -> TokenCache:
         """The token cache. `single_use`: blocks may be removed as their rows are written, if nobody else needs them."""
         single_use = single_use and self.options.cache_dir is None and not self.compose.composes
-        return recipe.token_cache(self.facts, self.options, join(self.staging.root, "token_cache"), single_use)
+        return recipe.token_cache(self.facts, self.options, self.staging, single_use)
 
-    def earlier_output(self) -> str | None:
-        """The path of the earlier output whose shards may be linked."""
-        return earlier_path(self.root, self.options.keep_versions)
-
-    def _look_at_inputs(self, engine: Engine, token_cache: TokenCache, unused: list[str]) -> list[str]:
+    def _look_at_inputs(
+        self, engine: Engine, claim: OutputClaim, token_cache: TokenCache, unused: list[str]
+    ) -> list[str]:
         """Logs what will be done, and warnings. Returns all warnings, with those of unused options.
 
         Raises:
@@ -172,8 +163,7 @@ class Pipeline:
         index = None if self._references is None else self._references.index
         self._backend = first.backend(self.options.tokenizer_backend, index)
         first.check_files()
-        earlier = bool(len(EarlierOutput(self.earlier_output())))
-        unused = [*unused, *first.lacks_room(token_cache, self.staging, earlier, chars)]
+        unused = [*unused, *first.lacks_room(token_cache, self.staging, claim.earlier(), chars)]
         return first.tell(engine.how, unused, self._references)
 
     @property
@@ -219,11 +209,8 @@ class Pipeline:
         Raises:
             ConfigError: a step or Beam refuses an option.
         """
-        config, options, tokenizer, references = self.config, self.options, self.tokenizer, None
-        if not engine.here:  # workers on other machines do not have the tokenizer's folder
-            tokenizer = ship(tokenizer, self.staging.root)
-        if self._references is not None:
-            references = ship_references(self._references, self.staging.root)
+        config, options = self.config, self.options
+        tokenizer, references = recipe.shipped(self.tokenizer, self._references, self.staging.root, engine.here)
         checksum = stores_checksum(self.inputs)
         run = {
             "how": engine.how,
@@ -257,7 +244,3 @@ class Pipeline:
         except ValueError as error:
             raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
         return pipeline
-
-
-def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
-    return given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))

@@ -28,13 +28,15 @@ from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, DomainMix, Splits
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.pack import longest_row
-from beam_prep.storage.files import list_inputs
+from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.output import Staging
 from beam_prep.storage.references import References, read_references
+from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import library_version
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import IN_FULL, CachePolicy, Check, first_difference
@@ -223,12 +225,12 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
 
 
-def compose(config: PipelineConfig, input_bytes: int | None = None) -> Compose:
+def compose(config: PipelineConfig, inputs: Iterable[InputFile] | None = None) -> Compose:
     """How a config composes its output from the rows of all blocks.
 
     Args:
         config: the config.
-        input_bytes: about how many bytes the input has, which decides the number of buckets of digests; None: unknown.
+        inputs: the files, whose bytes decide the number of buckets of digests; None: unknown.
     """
     output = config.output
     splits = None
@@ -245,7 +247,7 @@ def compose(config: PipelineConfig, input_bytes: int | None = None) -> Compose:
         mix,
         config.preprocessing.deduplicate is not None,
     )
-    return made if input_bytes is None else dataclasses.replace(made, buckets=max(16, input_bytes // _BUCKET_BYTES))
+    return made if inputs is None else dataclasses.replace(made, buckets=max(16, total_size(inputs) // _BUCKET_BYTES))
 
 
 _BUCKET_BYTES = 1 << 30
@@ -454,6 +456,14 @@ def references_of(config: PipelineConfig) -> References | None:
     return None if rule is None else read_references(rule.against, rule.field, rule.ngram)
 
 
+def shipped(
+    tokenizer: Tokenizer, references: References | None, folder: str, here: bool
+) -> tuple[Tokenizer, IndexSource | None]:
+    """Tokenizer and evaluation data as workers get them. `here`: they are on this machine, and have its folders."""
+    index = None if references is None else ship_references(references, folder)
+    return tokenizer if here else ship(tokenizer, folder), index
+
+
 def facts(
     config: PipelineConfig,
     tokenizer: Tokenizer,
@@ -517,10 +527,12 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def token_cache(job_facts: dict[str, Any], options: RunOptions, default: str, single_use: bool = False) -> TokenCache:
-    """The token cache of a job. `default`: its folder, if the options name none; `single_use`: see `TokenCache`."""
+def token_cache(job_facts: dict[str, Any], options: RunOptions, staging: Staging, single_use: bool) -> TokenCache:
+    """The token cache of a job, in `staging` if the options name no folder. For `single_use` see `TokenCache`."""
     given = options.cache_dir
-    folder = default if given is None else os.path.abspath(given) if is_local(given) else given
+    folder = (
+        join(staging.root, "token_cache") if given is None else os.path.abspath(given) if is_local(given) else given
+    )
     return TokenCache(
         folder,
         cache_recipe(job_facts),
