@@ -2,22 +2,21 @@
 
 import concurrent.futures
 import contextlib
-import io
 import json
 import logging
 import os
 import re
+import shlex
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from apache_beam.metrics.metric import MetricsFilter
 from apache_beam.options.pipeline_options import (
@@ -33,17 +32,14 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.portability.fn_api_runner.worker_handlers import GrpcWorkerHandler, WorkerHandler
 from apache_beam.runners.runner import PipelineState
-from apache_beam.transforms.environments import Environment
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from apache_beam.version import __version__ as BEAM
-from google.protobuf import json_format
 
 from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
 from beam_prep.options import OPTIONS
-from beam_prep.process import received_signal
 
 log = logging.getLogger("beam_prep")
 
@@ -77,59 +73,24 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-_URN = "beam_prep:env:worker_process:v1"
-
-
-class _OwnProcess(Environment):
-    """The environment of a `_Worker`. Its payload names the run that starts it."""
-
-    def __init__(self, run: bytes) -> None:
-        super().__init__()
-        self._run = run
-
-    def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
-        return _URN, self._run
-
-
-@WorkerHandler.register_environment(_URN, bytes)
-class _Worker(GrpcWorkerHandler):
-    """A worker process. Its process group is its own: Ctrl-C in a terminal reaches only the launcher."""
-
-    started: ClassVar[dict[bytes, list[subprocess.Popen[bytes]]]] = {}
-    """Run -> its worker processes."""
-
-    def __init__(self, run: bytes, *of_beam: Any) -> None:
-        super().__init__(*of_beam)
-        self._run = run
-
-    def start_worker(self) -> None:
-        settings = {
-            # Otherwise the Rust tokenizers start a thread for each core in every worker.
-            "TOKENIZERS_PARALLELISM": "false",
-            "RAYON_NUM_THREADS": "1",
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),  # as the launcher imports
-            "WORKER_ID": self.worker_id,
-            "CONTROL_API_SERVICE_DESCRIPTOR": str(self.control_api_service_descriptor()),
-            "LOGGING_API_SERVICE_DESCRIPTOR": str(self.logging_api_service_descriptor()),
-            "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
-        }
-        command = [sys.executable, "-P", "-c", f"from {__name__} import work; work({os.getpid()})"]
-        # The launcher reports what a worker raised.
-        screen = None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL
-        self._process = subprocess.Popen(command, env=settings, stderr=screen, process_group=0)
-        self.started[self._run].append(self._process)
-
-    def stop_worker(self) -> None:
-        self._process.wait()
-
-
 class WorkerProcesses(FnApiRunner):
-    """The local runner with worker processes. It notices a killed worker; Beam would wait forever."""
+    """The local runner with Beam's worker processes. It notices a killed worker; Beam would wait forever.
+
+    A shell starts each worker and notes its process id; `work` notes when it has ended well. Then Ctrl-C in a terminal
+    reaches only the launcher. Tracebacks of workers are hidden, because the launcher reports the error.
+    """
 
     def __init__(self) -> None:
-        self._run = uuid.uuid4().bytes
-        super().__init__(default_environment=_OwnProcess(self._run))
+        self._notes = tempfile.NamedTemporaryFile(prefix="beam_prep-workers-")  # noqa: SIM115
+        # Otherwise the Rust tokenizers start a thread for each core in every worker.
+        settings = "TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false} RAYON_NUM_THREADS=${RAYON_NUM_THREADS:-1}"
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # workers import what the launcher does
+        notes = shlex.quote(self._notes.name)
+        settings += f" PYTHONPATH={shlex.quote(path)} BEAM_PREP_NOTES={notes}"
+        worker = f"{shlex.quote(sys.executable)} -P -c 'from {__name__} import work; work({os.getpid()})'"
+        hidden = "" if log.isEnabledFor(logging.DEBUG) else "2> /dev/null"
+        command = f"echo $$ >> {notes}; trap '' INT; export {settings}; exec {worker} {hidden}"
+        super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
     def run_pipeline(self, pipeline: Any, options: PipelineOptions) -> Any:
         """See Beam's `FnApiRunner.run_pipeline`.
@@ -146,22 +107,20 @@ class WorkerProcesses(FnApiRunner):
             except BaseException as error:  # the waiting thread raises it
                 done.set_exception(error)
 
-        workers = _Worker.started[self._run] = []
-        held, killed = io.StringIO(), False
-        try:
-            with contextlib.redirect_stderr(sys.stderr if log.isEnabledFor(logging.DEBUG) else held):
-                threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
-                try:
-                    while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
-                        killed = any(worker.poll() for worker in workers)
-                finally:
-                    if not done.done():
-                        for worker in workers:
-                            worker.kill()
-                        concurrent.futures.wait([done], _UNTIL_ENDED)
-        finally:
-            if not killed and received_signal() is None:  # else it is full of tracebacks of Beam's threads
-                sys.stderr.write(held.getvalue())
+        # Beam's threads that read from a killed worker end with a traceback.
+        screen = sys.stderr if log.isEnabledFor(logging.DEBUG) else None
+        with self._notes, open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(screen or nowhere):
+            threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
+            killed = False
+            try:
+                while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
+                    killed = any(not _is_there(worker) for worker in self._workers())
+            finally:
+                if not done.done():
+                    for each in self._workers():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(each, signal.SIGKILL)
+                    concurrent.futures.wait([done], _UNTIL_ENDED)
         if not done.done():
             raise EngineError(DIED)
         error = done.exception()
@@ -169,6 +128,20 @@ class WorkerProcesses(FnApiRunner):
             # The error is about the connection to the killed worker.
             raise EngineError(DIED) from error
         return done.result()
+
+    def _workers(self) -> set[int]:
+        """The process ids of the workers that have not ended well."""
+        with open(self._notes.name) as file:
+            notes = [int(line) for line in file if line.endswith("\n")]
+        return {note for note in notes if note > 0 and -note not in notes}
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def work(launcher: int) -> None:
@@ -182,6 +155,8 @@ def work(launcher: int) -> None:
 
     threading.Thread(target=end_with_launcher, daemon=True).start()
     sdk_worker_main.main(None)
+    with open(os.environ["BEAM_PREP_NOTES"], "a") as file:
+        file.write(f"-{os.getpid()}\n")
 
 
 _LOOK_EVERY, _UNTIL_ENDED = 0.2, 3.0
@@ -235,7 +210,7 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> Engi
     workers = direct.direct_num_workers = direct.direct_num_workers or cores()
     if direct.direct_running_mode == "multi_threading":
         return Engine(FnApiRunner(), options, f"runner: {workers} worker threads")
-    direct.direct_running_mode = "in_memory"  # otherwise Beam would start workers of its own
+    direct.direct_running_mode = "in_memory"  # otherwise Beam would replace the worker's command
     return Engine(WorkerProcesses(), options, f"runner: {workers} worker processes")
 
 
