@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import io
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
 from beam_prep.options import OPTIONS
+from beam_prep.process import received_signal
 
 log = logging.getLogger("beam_prep")
 
@@ -107,20 +109,23 @@ class WorkerProcesses(FnApiRunner):
             except BaseException as error:  # the waiting thread raises it
                 done.set_exception(error)
 
-        # Beam's threads that read from a killed worker end with a traceback.
-        screen = sys.stderr if log.isEnabledFor(logging.DEBUG) else None
-        with self._notes, open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(screen or nowhere):
-            threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
-            killed = False
-            try:
-                while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
-                    killed = any(not _is_there(worker) for worker in self._workers())
-            finally:
-                if not done.done():
-                    for each in self._workers():
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(each, signal.SIGKILL)
-                    concurrent.futures.wait([done], _UNTIL_ENDED)
+        held, killed = io.StringIO(), False
+        screen = sys.stderr if log.isEnabledFor(logging.DEBUG) else held
+        try:
+            with self._notes, contextlib.redirect_stderr(screen):
+                threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
+                try:
+                    while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
+                        killed = any(not _is_there(worker) for worker in self._workers())
+                finally:
+                    if not done.done():
+                        for each in self._workers():
+                            with contextlib.suppress(ProcessLookupError):
+                                os.kill(each, signal.SIGKILL)
+                        concurrent.futures.wait([done], _UNTIL_ENDED)
+        finally:
+            if not killed and received_signal() is None:  # else it is full of tracebacks of Beam's threads
+                sys.stderr.write(held.getvalue())
         if not done.done():
             raise EngineError(DIED)
         error = done.exception()
