@@ -19,7 +19,6 @@ from beam_prep.reading.records import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.splits import BLOCK_BYTES
-from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.backends import Backend
 from beam_prep.tokens.check import Check
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -53,9 +52,7 @@ def _for_yaml(make: Callable[..., Made]) -> Callable[..., Made]:
 
 def _loaded(given: ConfigOrPath, tokenizer: str) -> tuple[PipelineConfig, Tokenizer]:
     config = read_config(given) if isinstance(given, str) else PipelineConfig.from_dict(given)
-    loaded = load_tokenizer(tokenizer)
-    template = config.input.chat_template
-    return config, loaded if template is None else loaded.with_template(template)
+    return config, recipe.tokenizer_of(config, tokenizer)
 
 
 @_for_yaml

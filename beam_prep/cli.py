@@ -79,6 +79,9 @@ def _argument(*names: str, **settings: Any) -> _Add:
 _INPUTS = "JSONL files or quoted globs, as for a run"
 _JSON = _argument("--json", action="store_true", help="print the result as one line of JSON")
 _NO_PAGER = _argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
+_SPLIT = _argument(
+    "--split", type=lambda name: None if name == "all" else name, help="only records of this split (default: all)"
+)
 _OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3://")
 
 
@@ -109,28 +112,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command's arguments; None means those of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    command = words[0] if words else ""
     try:
         given = _parsed(words)
-    except _UsageError as error:
-        name = f"beam-prep {words[0]}" if words[:1] and words[0] in COMMANDS else "beam-prep"
-        print(f"{name}: {error} ({name} --help says more)", file=sys.stderr)
-        return 2
-    _set_up_log(getattr(given, "verbose", False))
-    if arguments is None:
-        stop_on_signals()
-    try:
-        if given.command in ("run", "replay"):
+        _set_up_log(getattr(given, "verbose", False))
+        if arguments is None:
+            stop_on_signals()
+        if command in ("run", "replay"):
             # The imports and a tokenizer take seconds, and longer on a cold disk.
             tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
-            log.info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
-        if problem := unknown_beam_options(given.beam_options, given.command):
-            return _refused(given, problem)
+            log.info("beam-prep %s: loading Beam and the tokenizer%s", command, tokenizer)
+        if problem := unknown_beam_options(given.beam_options, command):
+            raise _UsageError(problem)
         code = int(given.run(given))
         sys.stdout.flush()
         return code
+    except _UsageError as error:
+        name = f"beam-prep {command}" if command in COMMANDS else "beam-prep"
+        print(f"{name}: {error} ({name} --help says more)", file=sys.stderr)
+        return 2
     except BaseException as error:
         if (number := received_signal()) is not None:
-            _end(given.command, number)
+            _end(command, number)
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
             # Python flushes stdout when it exits, and would raise again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -152,12 +155,6 @@ def _say(lines: Iterable[str]) -> None:
             parts = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
             line = "\n".join(parts)
         print(line)
-
-
-def _refused(given: argparse.Namespace, problem: str) -> int:
-    """Prints what is wrong with the options of a command. Returns the exit code."""
-    print(f"beam-prep {given.command}: {problem}", file=sys.stderr)
-    return 2
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
@@ -276,8 +273,17 @@ def _end(command: str, number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+class _Visible(logging.Formatter):
+    """Names in messages may come from records, and must not control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).translate(VISIBLE)
+
+
 def _set_up_log(verbose: bool) -> None:
-    logging.basicConfig(format="%(message)s", level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)
+    screen = logging.StreamHandler(sys.stderr)
+    screen.setFormatter(_Visible())
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[screen])
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
     if not verbose:
         # Beam logs a traceback of what is raised anyway, or of a killed worker; its threads outlive a run.
@@ -379,7 +385,7 @@ def _replay(given: argparse.Namespace) -> int:
     _argument("--record", type=int, help="number of the only record to show"),
     _argument("--count", type=int, help="show the first N records (default: a few of different lengths)"),
     _argument("--domain", help="only records of this domain"),
-    _argument("--split", help="only records of this split"),
+    _SPLIT,
     _argument("--random", type=int, metavar="N", help="show N records, drawn at random"),
     _argument("--seed", type=int, metavar="S", help="seed of --random; another seed draws other records (default: 0)"),
     _argument("--shortest", action="store_true", help="show the shortest records, 10 or --count"),
@@ -405,8 +411,7 @@ def _inspect(given: argparse.Namespace) -> int:
       beam-prep inspect out/ --reason bad_json
       beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
     """
-    if problem := _wrong_inspect(given):
-        return _refused(given, problem)
+    _check_inspect(given)
     names = ("count", "random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
     chosen = {**{name: getattr(given, name) for name in names}, "pager": not given.no_pager}
     if given.config is None:
@@ -425,25 +430,22 @@ _OF_OUTPUTS = ("record", "domain", "split", "source")
 """Options of `inspect` that a preview does not have."""
 
 
-def _wrong_inspect(given: argparse.Namespace) -> str | None:
-    """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
+def _check_inspect(given: argparse.Namespace) -> None:
+    """Raises _UsageError if options of `inspect` are wrong; it says what to type."""
     if given.ids and given.html is not None:
-        return "--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids"
+        raise _UsageError("--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids")
+    before = [f"--{name}" for name in ("config", "tokenizer_path") if getattr(given, name) is not None]
     outputs = [path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))]
-    files = [path for path in given.paths if os.path.isfile(path)]
-    if given.config is None and given.tokenizer_path is None and len(given.paths) == 1 and not files:
-        return None
-    if given.config is None or given.tokenizer_path is None or outputs:
-        before = [f"--{name}" for name in ("config", "tokenizer_path") if getattr(given, name) is not None]
-        return (
+    of_output = not before and len(given.paths) == 1 and not os.path.isfile(given.paths[0])
+    if not of_output and (len(before) < 2 or outputs):
+        raise _UsageError(
             f"found {' '.join([*given.paths, *before]) or 'nothing'}, wanted one output, which keeps its tokenizer "
             "(beam-prep inspect OUTPUT), or files before a run (beam-prep inspect FILE --config CONFIG.json "
             "--tokenizer_path DIR_OR_NAME)"
         )
-    for name in _OF_OUTPUTS:
+    for name in [] if of_output else _OF_OUTPUTS:
         if getattr(given, name) is not None and getattr(given, name) is not False:  # record 0 is one, too
-            return f"--{name} is for outputs; with --config, use --count N"
-    return None
+            raise _UsageError(f"--{name} is for outputs; with --config, use --count N")
 
 
 @_command(
@@ -519,7 +521,7 @@ def _template(given: argparse.Namespace) -> int:
     from beam_prep.preview import template
 
     if given.html and given.json:
-        return _refused(given, "--html and --json exclude each other: type one of them")
+        raise _UsageError("--html and --json exclude each other: type one of them")
     pager = not given.no_pager
     template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
     return 0
@@ -529,7 +531,7 @@ def _template(given: argparse.Namespace) -> int:
     _OUTPUT,
     _argument("--count", type=int, help="rows to print (default: all)"),
     _argument("--domain", help="only rows of this domain"),
-    _argument("--split", help="only rows of this split (default: of all)"),
+    _SPLIT,
 )
 def _cat(given: argparse.Namespace) -> int:
     """print rows of an output as JSON lines"""
@@ -550,7 +552,7 @@ def _report(given: argparse.Namespace) -> int:
 
     is_stored = "://" in given.output
     if is_stored and given.to is None:
-        return _refused(given, f"{given.output} is in a store; type where the page goes: -o FILE")
+        raise _UsageError(f"{given.output} is in a store; type where the page goes: -o FILE")
     rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(given.output.rstrip("/") if is_stored else os.path.abspath(given.output))

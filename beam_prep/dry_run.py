@@ -12,9 +12,9 @@ from rich import filesize
 from beam_prep import recipe
 from beam_prep.data.block import Origin, Split
 from beam_prep.errors import OutputError, TokenCacheError
+from beam_prep.first_records import free_bytes, lacks_room, sizes
 from beam_prep.hints import shortened
 from beam_prep.pipeline import Pipeline
-from beam_prep.room import free_bytes, lacks_room, sizes
 from beam_prep.storage.files import join
 from beam_prep.storage.reuse import EarlierOutput
 from beam_prep.storage.splits import blocks_of, split_file
@@ -90,7 +90,7 @@ def dry_run(job: Pipeline) -> DryRun:
     Reads the inputs, the token cache and the manifest of the existing output, and tokenises the first records to
     estimate sizes.
     """
-    path = job.earlier_output()
+    path = job.claim().earlier()
     earlier = EarlierOutput(path)
     found = DryRun(job.output, "new" if earlier.manifest is None else "replaced")
     found.state = found.state if job.options.keep_versions is None else "version"

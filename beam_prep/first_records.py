@@ -1,10 +1,15 @@
-"""Checks a few records of an input before a run: warns of probable mistakes, and chooses the encoder."""
+"""Looks at a few records of an input before a run: warns of mistakes, chooses the encoder, estimates disk space."""
 
+import io
 import json
 import logging
+import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich import filesize
 
 from beam_prep import recipe
 from beam_prep.audit import FIRST_CHECKS, findings
@@ -12,15 +17,27 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import InputError, RunError
+from beam_prep.formats import FORMATS
+from beam_prep.formats.cached_block import encode_block
+from beam_prep.hints import counted
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.runners import plain_size
-from beam_prep.sample import Sample, draw, sample_of, with_roles_of_others
+from beam_prep.sample import Sample, draw, prepare, sample_of, with_roles_of_others
+from beam_prep.shards.layout import Layout
 from beam_prep.shards.report import ConfigView
+from beam_prep.storage.files import total_size
 from beam_prep.storage.inputs import advice_on, check_heads
+from beam_prep.storage.output import Staging
+from beam_prep.storage.references import References
+from beam_prep.storage.reuse import EarlierOutput
+from beam_prep.storage.splits import first_records
+from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import Backend, choose
+from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")
@@ -33,6 +50,10 @@ _PROBES, _PROBE_BYTES = 64, 4 * CHUNK
 """Records of a group that are rendered and encoded before a run, and their bytes."""
 LOOKED_AT, _LOOKED_AT_BYTES = 1 << 14, 8 * CHUNK
 """Records of a group whose fields are looked at, and the bytes of all groups."""
+_SHOWN = 5
+"""Warnings about records that are logged."""
+_AMPLE = 20
+"""This many times the size of the input are enough for any run: with more space, nothing is estimated."""
 _PROBE_CHARACTERS = 4096  # a line may have any length, and start-up should be fast
 
 
@@ -47,6 +68,33 @@ class FirstRecords:
     config: PipelineConfig
     tokenizer: Tokenizer
     inputs: Sequence[InputFile]
+
+    def tell(self, how: str, unused: Sequence[str], references: References | None) -> list[str]:
+        """Logs what will be done, and warnings. Returns all warnings.
+
+        Args:
+            how: see `Engine`.
+            unused: warnings of options.
+            references: the evaluation data.
+        """
+        log.info("%s; %s, %.1f MB", how, counted(len(self.inputs), "file"), total_size(self.inputs) / 1e6)
+        of_config = [f"config: {warning}" for warning in self.config.warnings]
+        of_config += [] if references is None else references.warnings
+        most, longest = self.tokenizer.model_max_length, self.config.preprocessing.max_seq_len
+        if most is not None and longest is not None and most < longest:
+            of_config.append(
+                f"tokenizer: its model_max_length is {most:,}, and preprocessing.max_seq_len is {longest:,}: rows may "
+                "be longer than the model takes"
+            )
+        of_records = self.warnings()
+        for warning in [f"warning: {each}" for each in unused] + of_config:
+            log.warning("%s", warning)
+        for warning in of_records[:_SHOWN]:
+            log.warning("warning: %s", warning)
+        if of_records:
+            more = f"{len(of_records) - _SHOWN} more are in run.json; " if len(of_records) > _SHOWN else ""
+            log.info("%s`beam-prep audit` of these files, config and tokenizer shows records of each", more)
+        return [*unused, *of_config, *of_records]
 
     def check_files(self) -> None:
         """Raises InputError if a file certainly cannot be read: see `check_heads`."""
@@ -75,9 +123,9 @@ class FirstRecords:
             if blocks := _drawn(files):
                 samples.append(sample_of(blocks, part, self.tokenizer, files))
         for sample in with_roles_of_others(samples):
-            records = f"{sample.count} record{'s' * (sample.count != 1)}"
             for finding in findings(sample, FIRST_CHECKS):
-                found[f"{sample.files[0].path}: in {records}, {finding.says}; to mend it: {finding.mend}"] = None
+                place = f"{sample.files[0].path}: in {counted(sample.count, 'record')}"
+                found[f"{place}, {finding.says}; to mend it: {finding.mend}"] = None
         return list(found)
 
     def backend(self, wanted: Backend, references: IndexSource | None) -> Backend:
@@ -105,6 +153,31 @@ class FirstRecords:
         if problem is not None:
             log.info("%s", problem)
         return chosen
+
+    def lacks_room(
+        self, token_cache: TokenCache, staging: Staging, earlier: str | None, max_reject_chars: int
+    ) -> list[str]:
+        """Warnings about disks that will probably be too small, as far as the inputs tell.
+
+        No room is counted for what a run may not write: blocks in an existing token cache, shards of an earlier output,
+        rows that are left out.
+        """
+        places = [place for place in (token_cache.folder, staging.root, staging.home) if is_local(place)]
+        total, compose = total_size(self.inputs), recipe.compose(self.config)
+        if not places or min(map(free_bytes, places)) > _AMPLE * total:
+            return []
+        cached, output = sizes(self.config, self.tokenizer, self.inputs, max_reject_chars)
+        fewer = compose.mix or compose.deduplicate or self.config.preprocessing.max_items is not None
+        output = 0.0 if fewer or len(EarlierOutput(earlier)) else output
+        runs = 0.0 if fewer or compose.shuffle is None else cached
+        freed = output if token_cache.single_use else 0.0  # blocks are removed as their rows are written
+        cached = 0.0 if os.path.isdir(token_cache.folder) else max(0.0, cached - freed)
+        needs = [
+            (token_cache.folder, "the token cache", cached),
+            (staging.root, "sorted runs", runs),
+            (staging.home, "the output", output),
+        ]
+        return lacks_room((folder, what, size * total) for folder, what, size in needs if folder in places)
 
     def with_advice(self, error: BaseException) -> BaseException:
         """The error; if a run failed by a rule, with the format of an input that is no JSONL, and how to convert it."""
@@ -134,3 +207,77 @@ def _drawn(files: Sequence[InputFile], count: int = _PROBES, size: int = _PROBE_
         return draw(files, count, size).blocks
     except InputError:
         return ()
+
+
+# The room on disks
+
+
+def sizes(
+    config: PipelineConfig, tokenizer: Tokenizer, inputs: Sequence[InputFile], max_reject_chars: int
+) -> tuple[float, float]:
+    """(bytes in the token cache, bytes in the output) for each byte of input, estimated from the first kept records."""
+    for number, source in enumerate(inputs):
+        records = first_records(source, number)
+        if records is None:
+            continue
+        size = records.origin.bytes
+        batch, layout = prepare(records, config, tokenizer), recipe.layout(config, tokenizer)
+        if not len(batch):
+            continue
+        _, files = encode_block(batch, layout.tokens(batch), max_reject_chars, "first")
+        cached = sum(len(part) for parts in files.values() for part in parts)
+        return cached / size, _written(batch, config.output.formats, layout) / size
+    return 0.0, 0.0
+
+
+def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
+    """Bytes of a block's rows in an output."""
+    columns = layout.columns(tuple(batch.schema.values()))
+    file = _Kept()
+    writers = [FORMATS[name].writer(lambda _: file, columns, 0, 1) for name in formats]
+    for rows, _ in layout.rows([({name: batch[name] for name in batch.schema}, None)], columns):
+        for writer in writers:
+            writer.write(rows)
+    for writer in writers:
+        writer.close()
+    return file.tell()
+
+
+class _Kept(io.BytesIO):
+    """A file that still knows its size after its writer has closed it."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
+    """A warning for each disk with less free space than needed.
+
+    Args:
+        needs: (folder, what is written there, bytes). The same thing on the same disk is counted once.
+    """
+    disks: dict[int, dict[str, tuple[str, float]]] = {}
+    for folder, what, size in needs:
+        disks.setdefault(os.stat(_existing(folder)).st_dev, {}).setdefault(what, (folder, size))
+    lines = []
+    for wanted in disks.values():
+        need, free = sum(size for _, size in wanted.values()), free_bytes(next(iter(wanted.values()))[0])
+        if need > free:
+            listed = " and ".join(f"{what} in {folder}" for what, (folder, size) in wanted.items() if size)
+            lines.append(
+                f"{listed}: about {filesize.decimal(int(need))} are needed, by the first records, and "
+                f"{filesize.decimal(free)} are free: make room, or give folders on other disks (--cache_dir, "
+                "--staging, -o)"
+            )
+    return lines
+
+
+def free_bytes(folder: str) -> int:
+    """Free bytes on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: str) -> str:
+    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    return folder

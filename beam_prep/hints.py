@@ -17,6 +17,15 @@ def shown(value: object) -> str:
     return _short.repr(list(value) if isinstance(value, tuple) else value)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "row"), counted(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """The known name that is similar to an unknown one, whatever its case; None if there is none."""
     by_lower = {each.lower(): each for each in known}

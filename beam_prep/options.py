@@ -297,15 +297,15 @@ def _add(parser: argparse.ArgumentParser, wanted: Iterable[Option]) -> None:
 def normalise_flags(arguments: Sequence[str]) -> list[str]:
     """The arguments with every flag as `--flag=value`.
 
-    A bare `--overwrite` becomes `--overwrite=true`. It takes the next word only if that is true or false, because any
-    other word may be an input.
+    A bare `--overwrite` becomes `--overwrite=true`. It takes the next word only if that can be no input: no file has
+    this name, and it has only letters.
     """
     flags = {f"--{option.name}" for option in OPTIONS if option.kind == "boolean"}
     words, found = list(arguments), []
     while words:
         word = words.pop(0)
         if word in flags:
-            has_value = bool(words) and words[0].lower() in ("true", "false")
+            has_value = bool(words) and words[0].isalpha() and not os.path.exists(words[0])
             word = f"{word}={words.pop(0) if has_value else 'true'}"
         found.append(word)
     return found

@@ -1,24 +1,30 @@
 """The right to write an output: its lock, its claim, its versions, and the files that failed launches left."""
 
 import json
+import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from beam_prep.data.block import InputFile
-from beam_prep.errors import LockedError, OutputError
+from beam_prep.errors import ConfigError, LockedError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.options import RunOptions
+from beam_prep.shards.report import how_made
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join, remove_folder
 from beam_prep.storage.inputs import first_changed
-from beam_prep.storage.output import Staging, is_manifest, output_at, put_back
+from beam_prep.storage.output import Staging, is_manifest, normalise_path, output_at, put_back
 from beam_prep.storage.publish import same_facts
+from beam_prep.storage.reuse import earlier_path
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.storage.versions import Versions, new_name
+from beam_prep.storage.versions import Versions, check_name, new_name
 from beam_prep.tokens.check import IN_FULL
+
+log = logging.getLogger("beam_prep")
 
 _UNTIL_WORKERS_START = 3600.0
 """Seconds that workers may take to start."""
@@ -28,6 +34,23 @@ def manifest_of(output: str) -> dict[str, Any]:
     """The manifest of an existing output."""
     path = join(output, MANIFEST)
     return load(read_bytes(path), path)
+
+
+def folders_of(output_dir: str | os.PathLike[str], options: RunOptions) -> tuple[str, Staging]:
+    """The normalised path of an output, and the folders of a new launch.
+
+    Raises:
+        ConfigError: a folder of the options lies in the output, which is replaced as a whole; or see `check_name`.
+    """
+    output = normalise_path(os.fspath(output_dir))
+    if options.version_name is not None:
+        check_name(options.version_name)
+    for name, folder in (("cache_dir", options.cache_dir), ("staging", options.staging)):
+        # With a name behind it, as `normalise_path` takes no bucket alone.
+        inside = folder is not None and normalise_path(f"{folder}/x").startswith(f"{output}/")
+        if inside and options.keep_versions is None:
+            raise ConfigError(f"--{name} {folder} lies in the output {output}: give a folder outside of it")
+    return output, Staging.beside(output, options.staging)
 
 
 @dataclass
@@ -77,6 +100,10 @@ class OutputClaim:
                 made.remove_old(keep, name)
                 return made.path(name)
         return None
+
+    def earlier(self) -> str | None:
+        """The path of the earlier output whose shards may be linked."""
+        return earlier_path(self.root, self.options.keep_versions)
 
     def is_made(self, output: str) -> bool:
         """True if an output is complete, of this job, and made with the requested check."""
@@ -167,11 +194,14 @@ class OutputClaim:
         made.point(version_name)
 
     def check(self) -> None:
-        """Raises LockedError if another launch has taken the output."""
-        output_at(self.output, self.staging).check_claim()
+        """Raises LockedError if this launch had the claim, and another has taken it."""
+        if self.is_taken:
+            output_at(self.output, self.staging).check_claim()
 
     def fails(self) -> None:
         """Ends the claim of a job that has failed. In a store its file stays: the output holds files of this job."""
+        if not self.is_taken:
+            return
         if is_local(self.root):
             self.claims.release()
         else:
@@ -184,3 +214,10 @@ class OutputClaim:
             if self.options.cache_dir is None:
                 self.staging.remove_kept()
             self.claims.release()
+
+    def say_how_made(self, said: int) -> None:
+        """Logs what `run.json` says of the run, without its first `said` warnings, which are logged already."""
+        run = self._run(self.output)
+        log.info("%s", how_made(run))
+        for warning in run["warnings"][said:]:
+            log.warning("warning: %s", warning)

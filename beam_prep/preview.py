@@ -19,7 +19,7 @@ from beam_prep.config.loading import with_template
 from beam_prep.data.block import ALIVE, DROPPED, TEXT_LIMIT
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import metadata_value, placed
-from beam_prep.errors import TokenizerError
+from beam_prep.errors import ConfigError, TokenizerError
 from beam_prep.hints import VISIBLE, shortened
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
 from beam_prep.inspect.output import ROWS, RowSource, Selection, columns_line, show
@@ -30,6 +30,7 @@ from beam_prep.recipe import layout, references_of
 from beam_prep.sample import Part, Sample, opened, sample_of, today
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
+from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.testing import records
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -290,6 +291,11 @@ def _sources(path: str, tokenizer: Tokenizer, given: str | None) -> Mapping[str,
     """Name ("" for the tokenizer's only template) -> template, as a value of `input.chat_template`."""
     named = tokenizer.chat_templates
     if given is not None:
+        if given not in named and "{" not in given and is_local(given) and not os.path.isfile(given):
+            raise ConfigError(
+                f"--chat_template {given}: no such file, and the tokenizer's templates are named "
+                f"{', '.join(named) or 'nothing'}: type the path of a file, or leave the option out"
+            )
         return {os.path.basename(given): named.get(given, given)}
     if not named and tokenizer.chat_template is None:
         raise TokenizerError(f"{path} has no chat template; give one: --chat_template FILE.jinja")

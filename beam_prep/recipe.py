@@ -19,20 +19,25 @@ from beam_prep.data.block import InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
+from beam_prep.options import RunOptions
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records
 from beam_prep.reading.sources import source_of
 from beam_prep.shards.compose import Compose, DomainMix, Splits
 from beam_prep.shards.layout import Chunking, Layout
 from beam_prep.shards.pack import longest_row
-from beam_prep.storage.files import list_inputs
+from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.output import Staging
 from beam_prep.storage.references import References, read_references
+from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import library_version
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.check import IN_FULL, Check, first_difference
+from beam_prep.tokens.check import IN_FULL, CachePolicy, Check, first_difference
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.records import ByGroup
@@ -84,6 +89,12 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: the config cannot be read: {error}") from None
     return PipelineConfig.from_text(text, name, read_bytes, files="below")
+
+
+def tokenizer_of(config: PipelineConfig, path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a job, with the chat template of its config. The output keeps it."""
+    loaded, template = load_tokenizer(os.fspath(path)), config.input.chat_template
+    return loaded if template is None else loaded.with_template(template)
 
 
 @dataclasses.dataclass(eq=False)
@@ -212,12 +223,12 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
 
 
-def compose(config: PipelineConfig, input_bytes: int | None = None) -> Compose:
+def compose(config: PipelineConfig, inputs: Iterable[InputFile] | None = None) -> Compose:
     """How a config composes its output from the rows of all blocks.
 
     Args:
         config: the config.
-        input_bytes: about how many bytes the input has, which decides the number of buckets of digests; None: unknown.
+        inputs: the files, whose bytes decide the number of buckets of digests; None: unknown.
     """
     output = config.output
     splits = None
@@ -234,7 +245,7 @@ def compose(config: PipelineConfig, input_bytes: int | None = None) -> Compose:
         mix,
         config.preprocessing.deduplicate is not None,
     )
-    return made if input_bytes is None else dataclasses.replace(made, buckets=max(16, input_bytes // _BUCKET_BYTES))
+    return made if inputs is None else dataclasses.replace(made, buckets=max(16, total_size(inputs) // _BUCKET_BYTES))
 
 
 _BUCKET_BYTES = 1 << 30
@@ -357,7 +368,8 @@ class CheckInFull(BlockStep):
 
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
-    """Raises what `ApplyTemplate` would raise for a config."""
+    """Raises what the steps of a config would raise for a tokenizer."""
+    config.check_vocabulary(tokenizer.max_id)
     for part in config.parts():
         if not part.input.tokenized:
             chat_format_of(outputs_of(part), tokenizer, text_rules(part))
@@ -442,6 +454,14 @@ def references_of(config: PipelineConfig) -> References | None:
     return None if rule is None else read_references(rule.against, rule.field, rule.ngram)
 
 
+def shipped(
+    tokenizer: Tokenizer, references: References | None, folder: str, here: bool
+) -> tuple[Tokenizer, IndexSource | None]:
+    """Tokenizer and evaluation data as workers get them. `here`: they are on this machine, and have its folders."""
+    index = None if references is None else ship_references(references, folder)
+    return tokenizer if here else ship(tokenizer, folder), index
+
+
 def facts(
     config: PipelineConfig,
     tokenizer: Tokenizer,
@@ -503,6 +523,22 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     # Unsorted: the order of sources matters.
     text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def token_cache(job_facts: dict[str, Any], options: RunOptions, staging: Staging, single_use: bool) -> TokenCache:
+    """The token cache of a job, in `staging` if the options name no folder. For `single_use` see `TokenCache`."""
+    given = options.cache_dir
+    folder = (
+        join(staging.root, "token_cache") if given is None else os.path.abspath(given) if is_local(given) else given
+    )
+    return TokenCache(
+        folder,
+        cache_recipe(job_facts),
+        single_use=single_use,
+        trust=CachePolicy(options.tokenizer_backend, options.check),
+        kept=given is not None,
+        groups=group_recipes(job_facts),
+    )
 
 
 def group_recipes(job_facts: dict[str, Any]) -> tuple[str, ...]:

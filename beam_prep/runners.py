@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import io
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from apache_beam.metrics.metric import MetricsFilter
@@ -40,6 +41,7 @@ from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
 from beam_prep.options import OPTIONS
+from beam_prep.process import received_signal
 
 log = logging.getLogger("beam_prep")
 
@@ -107,20 +109,23 @@ class WorkerProcesses(FnApiRunner):
             except BaseException as error:  # the waiting thread raises it
                 done.set_exception(error)
 
-        # Beam's threads that read from a killed worker end with a traceback.
-        screen = sys.stderr if log.isEnabledFor(logging.DEBUG) else None
-        with self._notes, open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(screen or nowhere):
-            threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
-            killed = False
-            try:
-                while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
-                    killed = any(not _is_there(worker) for worker in self._workers())
-            finally:
-                if not done.done():
-                    for each in self._workers():
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(each, signal.SIGKILL)
-                    concurrent.futures.wait([done], _UNTIL_ENDED)
+        held, killed = io.StringIO(), False
+        screen = sys.stderr if log.isEnabledFor(logging.DEBUG) else held
+        try:
+            with self._notes, contextlib.redirect_stderr(screen):
+                threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
+                try:
+                    while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
+                        killed = any(not _is_there(worker) for worker in self._workers())
+                finally:
+                    if not done.done():
+                        for each in self._workers():
+                            with contextlib.suppress(ProcessLookupError):
+                                os.kill(each, signal.SIGKILL)
+                        concurrent.futures.wait([done], _UNTIL_ENDED)
+        finally:
+            if not killed and received_signal() is None:  # else it is full of tracebacks of Beam's threads
+                sys.stderr.write(held.getvalue())
         if not done.done():
             raise EngineError(DIED)
         error = done.exception()
@@ -324,47 +329,102 @@ def _flink_slots(page: str) -> tuple[int, int] | None:
     return (slots, -(-slots // machines)) if machines else None
 
 
-def cancel(running: Any, options: PipelineOptions) -> None:
-    """Cancels a job on its runner, if the runner can be reached."""
-    try:
-        running.cancel()
-        if (page := flink_page(options)) is not None:
-            _cancel_on_flink(page, str(job_id_of(running)))
-    except Exception as error:  # each runner has its own errors, and this process ends anyway
-        log.warning("the job could not be cancelled (%s): cancel it on its runner", error)
-    else:
-        log.warning("the job was cancelled on its runner")
+class Job:
+    """A job on its runner.
 
-
-def job_id_of(running: Any) -> str | None:
-    """The runner's id of a job; None if there is none, as after a launch from a template, which creates no job."""
-    if not getattr(running, "has_job", True):
-        return None
-    found = getattr(running, "job_id", None) or getattr(running, "_job_id", None)
-    found = found() if callable(found) else found  # Dataflow has a method
-    return None if found is None else str(found)
-
-
-def told_job(running: Any, options: PipelineOptions) -> dict[str, str]:
-    """The id of a job and the address of its page, as far as they are known. Logs both."""
-    number, page = job_id_of(running), flink_page(options)
-    if _name_of(options) == "DataflowRunner":
-        cloud = options.view_as(GoogleCloudOptions)
-        page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{number}?project={cloud.project}"
-    job = {name: value for name, value in (("id", number), ("url", page)) if value is not None}
-    if job:
-        log.info("job %s", " ".join(job.values()))
-    return job
-
-
-def _cancel_on_flink(page: str, job_id: str) -> None:
-    """Cancels a job through Flink's own REST interface: Beam's job server only forgets the job (2.77).
-
-    https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/#jobs-jobid-1
+    Attributes:
+        engine: where it runs.
+        running: Beam's result, once it runs.
+        is_left: True: it is left to its runner.
     """
-    for job in _jobs_on_flink(page, job_id):
-        request = urllib.request.Request(f"{page}/jobs/{job['jid']}?mode=cancel", method="PATCH")
-        urllib.request.urlopen(request, timeout=30).close()
+
+    def __init__(self, engine: Engine, running: Any = None) -> None:
+        self.engine, self.running, self.is_left = engine, running, False
+
+    @property
+    def id(self) -> str | None:
+        """The runner's id; None if there is none, as after a launch from a template, which creates no job."""
+        if not getattr(self.running, "has_job", True):
+            return None
+        found = getattr(self.running, "job_id", None) or getattr(self.running, "_job_id", None)
+        found = found() if callable(found) else found  # Dataflow has a method
+        return None if found is None else str(found)
+
+    @property
+    def may_run(self) -> bool:
+        """True if it may still run when this process has ended."""
+        if self.engine.here or self.running is None:
+            return False
+        try:
+            return not PipelineState.is_terminal(self.running.state)
+        except Exception:  # each runner has its own errors; then the state is unknown
+            return True
+
+    def told(self) -> dict[str, str]:
+        """Its id and the address of its page, as far as they are known. Logs both."""
+        options = self.engine.options
+        page = flink_page(options)
+        if _name_of(options) == "DataflowRunner":
+            cloud = options.view_as(GoogleCloudOptions)
+            page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{self.id}?project={cloud.project}"
+        found = {name: value for name, value in (("id", self.id), ("url", page)) if value is not None}
+        if found:
+            log.info("job %s", " ".join(found.values()))
+        return found
+
+    def counters(self) -> Counter[str]:
+        """Its progress on another machine, as far as its runner reports it.
+
+        Returns:
+            the sums of the counters of `CacheBlocks`; on Flink also `tasks` and `tasks_done`.
+        """
+        found = Counter[str]()
+        with contextlib.suppress(Exception):  # each runner has its own errors; some answer only at the end
+            for counter in self.running.metrics().query(MetricsFilter().with_namespace("beam_prep"))["counters"]:
+                value = counter.committed if counter.committed is not None else counter.attempted
+                found[counter.key.metric.name] += int(value or 0)
+        if not found["lines"]:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                for job in self._on_flink():
+                    found.update(tasks=int(job["tasks"]["total"]), tasks_done=int(job["tasks"]["finished"]))
+        return found
+
+    def _on_flink(self) -> list[dict[str, Any]]:
+        """The unfinished jobs of a Flink cluster that belong to this job of Beam."""
+        if (page := flink_page(self.engine.options)) is None:
+            return []
+        name = str(self.id).rpartition("_")[0]  # Beam appends a number to it
+        with urllib.request.urlopen(f"{page}/jobs/overview", timeout=30) as answer:
+            jobs = json.load(answer)["jobs"]
+        return [job for job in jobs if job["name"] == name and job["state"] not in ("FINISHED", "FAILED", "CANCELED")]
+
+    def cancel(self) -> None:
+        """Cancels it on its runner, if it runs there and the runner can be reached.
+
+        On Flink through Flink's own REST interface: Beam's job server only forgets the job (2.77).
+        https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/#jobs-jobid-1
+        """
+        if self.running is None or self.engine.here:
+            return
+        try:
+            self.running.cancel()
+            for job in self._on_flink():
+                url = f"{flink_page(self.engine.options)}/jobs/{job['jid']}?mode=cancel"
+                urllib.request.urlopen(urllib.request.Request(url, method="PATCH"), timeout=30).close()
+        except Exception as error:  # each runner has its own errors, and this process ends anyway
+            log.warning("the job could not be cancelled (%s): cancel it on its runner", error)
+        else:
+            log.warning("the job was cancelled on its runner")
+
+    def wait(self) -> None:
+        """Waits for its end.
+
+        Raises:
+            EngineError: it was cancelled. Some runners raise no error then.
+        """
+        state = self.running.wait_until_finish()
+        if state != PipelineState.DONE:
+            raise EngineError(f"the job ended as {state}: look at the runner's own log, and run again")
 
 
 def flink_page(options: PipelineOptions) -> str | None:
@@ -375,51 +435,6 @@ def flink_page(options: PipelineOptions) -> str | None:
     if not master or master.startswith("["):  # Beam starts a cluster, or the job server knows one
         return None
     return str(master) if "://" in master else f"http://{master}"
-
-
-def counters_of(running: Any, options: PipelineOptions) -> Counter[str]:
-    """The progress of a job on another machine, as far as its runner reports it.
-
-    Returns:
-        the sums of the counters of `CacheBlocks`; on Flink also `tasks` and `tasks_done`.
-    """
-    found = Counter[str]()
-    with contextlib.suppress(Exception):  # each runner has its own errors; some answer only at the end
-        for counter in running.metrics().query(MetricsFilter().with_namespace("beam_prep"))["counters"]:
-            value = counter.committed if counter.committed is not None else counter.attempted
-            found[counter.key.metric.name] += int(value or 0)
-    if not found["lines"] and (page := flink_page(options)) is not None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            for job in _jobs_on_flink(page, str(job_id_of(running))):
-                found.update(tasks=int(job["tasks"]["total"]), tasks_done=int(job["tasks"]["finished"]))
-    return found
-
-
-def _jobs_on_flink(page: str, job_id: str) -> Iterator[dict[str, Any]]:
-    """The unfinished jobs of a Flink cluster that belong to a job of Beam."""
-    name = job_id.rpartition("_")[0]  # Beam appends a number to it
-    with urllib.request.urlopen(f"{page}/jobs/overview", timeout=30) as answer:
-        jobs = json.load(answer)["jobs"]
-    return (job for job in jobs if job["name"] == name and job["state"] not in ("FINISHED", "FAILED", "CANCELED"))
-
-
-def has_ended(running: Any) -> bool:
-    """True if a job is known to have ended."""
-    try:
-        return bool(PipelineState.is_terminal(running.state))
-    except Exception:  # each runner has its own errors; then the state is unknown
-        return False
-
-
-def wait_until_done(running: Any) -> None:
-    """Waits for a job's end.
-
-    Raises:
-        EngineError: the job was cancelled. Some runners raise no error then.
-    """
-    state = running.wait_until_finish()
-    if state != PipelineState.DONE:
-        raise EngineError(f"the job ended as {state}: look at the runner's own log, and run again")
 
 
 _RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")

@@ -72,7 +72,7 @@ class Drawn:
     def looked_at(self) -> str:
         """A text: `2,000 records looked at (of about 12,000), in 3 files`."""
         what = "all of it" if self.all else f"of about {float(f'{self.about:.1e}'):,.0f}"
-        return f"{self.count:,} records looked at ({what}), in {counted(self.files, 'file')}"
+        return f"{counted(self.count, 'record')} looked at ({what}), in {counted(self.files, 'file')}"
 
 
 def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Drawn:

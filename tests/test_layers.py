@@ -17,7 +17,7 @@ ROOMS = [
     *("data", "reading", "tokens", "chat.template", "chat", "shards"),
     *("options", "progress", "formats", "verify", "testing", "config"),
     *("storage", "output_claim", "runners", "readers", "inspect", "transforms", "recipe"),
-    *("sample", "preview", "audit", "starter", "beam_yaml", "first_records", "room", "pipeline"),
+    *("sample", "preview", "audit", "starter", "beam_yaml", "first_records", "pipeline"),
     *("dry_run", "replay", "__init__", "cli"),
 ]
 DATA = ["data", "reading", "tokens", "shards", "chat.template", "chat"]
@@ -27,7 +27,7 @@ KNOW_NO_CONFIG = [*DATA, "formats", "verify", "readers", "inspect", "storage", "
 WITHOUT_BEAM = ["_version", "errors", *DATA, "config", "formats", "verify", "readers", "inspect"]
 WITHOUT_BEAM += ["options", "progress"]
 SEEN_BY_BEAM = ["storage", "transforms", "recipe", "beam_yaml", "pipeline", "first_records", "output_claim", "replay"]
-SEEN_BY_BEAM += ["room", "runners", "testing"]
+SEEN_BY_BEAM += ["runners", "testing"]
 HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
 
 

@@ -260,3 +260,25 @@ def test_a_file_that_is_no_jsonl_is_found_before_the_first_is_read(capsys: Captu
     assert started("run", "*.jsonl", *words, "-o", "out", "--runner=FnApiRunner") == 3
     assert "'b.jsonl' is a Parquet file" in capsys.readouterr().err
     assert not Path("cache_dir").exists()
+
+
+def test_a_name_in_a_warning_does_not_control_the_terminal(capsys: Capture) -> None:
+    code = "import logging; from beam_prep import cli; cli._set_up_log(False); "
+    code += "logging.getLogger('beam_prep').warning('%s', 'a' + chr(27) + '[31m')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr == "a\u241b[31m\n"
+
+
+def test_a_template_that_is_not_there_names_what_is(capsys: Capture) -> None:
+    assert started("template", TOKENIZER, "--chat_template", "nope") == 2
+    said = capsys.readouterr().err
+    assert "--chat_template nope: no such file, and the tokenizer's templates are named nothing: type the path" in said
+
+
+def test_all_splits_are_shown_by_their_name(capsys: Capture) -> None:
+    Path("x.jsonl").write_text(LINES[0])
+    assert run("x.jsonl") == 0
+    assert "out: 1 row, " in capsys.readouterr().out
+    assert started("cat", "out", "--split", "all") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert started("inspect", "out", "--split", "all", "--no_pager") == 0

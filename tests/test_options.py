@@ -101,6 +101,7 @@ def test_inputs_in_one_text_are_taken_apart() -> None:
         ([JOB[0], *JOB[2:]], "the following arguments are required: -o/--output_dir"),
         ([*JOB, "--output_dir="], "argument -o/--output_dir: is empty, and the job needs it"),
         ([*JOB, "--overwrite=maybe"], "argument --overwrite: found 'maybe', wanted true or false"),
+        ([*JOB, "--overwrite", "maybe"], "argument --overwrite: found 'maybe', wanted true or false"),
         ([*JOB, "--max_reject_chars=-1"], "argument --max_reject_chars: found '-1', wanted greater than or equal to 0"),
     ],
 )

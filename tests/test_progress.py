@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.data.block import InputFile
 from beam_prep.progress import Progress, lasting, report, reported
-from beam_prep.runners import counters_of
+from beam_prep.runners import Engine, Job
 from tests.conftest import ROOT
 from tests.test_worker_processes import flink as flink
 
@@ -167,7 +167,7 @@ def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
     _ = blocks | bp.Shard(str(folder / "out"), tokenizer=tokenizer)
     job = pipeline.run()
     totals = json.loads((folder / "out/manifest.json").read_text())["totals"]
-    assert counters_of(job, PipelineOptions([])) == {
+    assert Job(Engine(None, PipelineOptions([]), ""), job).counters() == {
         "stored": CHATS.stat().st_size,
         "lines": 260,
         "kept": 260,
@@ -181,7 +181,7 @@ def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks(flink: di
     running = {"name": "beamprep-1", "state": "RUNNING", "tasks": tasks}
     flink["/jobs/overview"] = {"jobs": [running | {"state": "FINISHED", "tasks": {"total": 9, "finished": 9}}, running]}
 
-    class Job:
+    class Running:
         """A job of Beam's job server, which answers no question about metrics before its end."""
 
         job_id = "beamprep-1_0c2f"
@@ -190,4 +190,4 @@ def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks(flink: di
             raise NotImplementedError
 
     options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master={flink['address']}"])
-    assert counters_of(Job(), options) == {"tasks": 9, "tasks_done": 4}
+    assert Job(Engine(None, options, ""), Running()).counters() == {"tasks": 9, "tasks_done": 4}

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from beam_prep.config import PipelineConfig
+from beam_prep.first_records import lacks_room
 from beam_prep.pipeline import Pipeline
-from beam_prep.room import lacks_room
 
 pytestmark = pytest.mark.long
 

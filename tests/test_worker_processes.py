@@ -176,12 +176,15 @@ def test_a_run_in_workers_shows_its_progress_and_leaves_nothing_of_them(
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     code = "import sys; from beam_prep import cli, progress; progress.FIRST_LOG = progress.EVERY_LOG = 0.2; "
+    code += "line = progress.Progress.line; "  # a library that writes to stderr meanwhile
+    code += "progress.Progress.line = lambda bars: (print('of a library', file=sys.stderr), line(bars))[1]; "
     run = start(long_source, "-P", "-c", code + "sys.exit(cli.main())")
     run.wait_for_workers(False)
     code_of_exit, said = run.end()
     assert code_of_exit == 0, said
     assert re.search(r"^tokenise [1-9]\d*%: .+ records, .+ MB/s", said, re.MULTILINE), said
     assert "2 worker processes" in said
+    assert "of a library" in said
     assert "severity" not in said
     assert "apitools" not in said
     assert list(folder.iterdir()) == []

@@ -438,7 +438,8 @@ def summary(output: str, manifest: Mapping[str, Any]) -> list[str]:
         lines.append(f"{column}: {trained:,} trained tokens ({percent(trained, of)} of {ids_of[column]})")
     lines += report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest.get("config")))
     for name, found in manifest.get("splits", {}).items():
-        lines.append(f"split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
+        tokens = sum(found["tokens"].values())
+        lines.append(f"split {name}: {counted(found['rows'], 'row')}, {counted(tokens, 'token')}")
     names = [*manifest["domains"]]
     if names != [DEFAULT_DOMAIN]:
         more = f" and {len(names) - _DOMAINS_NAMED:,} more" if len(names) > _DOMAINS_NAMED else ""
@@ -456,7 +457,8 @@ def summary(output: str, manifest: Mapping[str, Any]) -> list[str]:
 
 def size_of(totals: Mapping[str, Any], shards: int) -> str:
     """`3 rows, 40 tokens in 1 shard`."""
-    return f"{totals['rows']:,} rows, {sum(totals['tokens'].values()):,} tokens in {counted(shards, 'shard')}"
+    tokens = sum(totals["tokens"].values())
+    return f"{counted(totals['rows'], 'row')}, {counted(tokens, 'token')} in {counted(shards, 'shard')}"
 
 
 def numbers_of(manifest: Mapping[str, Any]) -> list[Number]:

@@ -42,8 +42,8 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
     """Lists the files of a job: arguments in the order given, the matches of a glob sorted by bytes.
 
     Args:
-        patterns: paths, globs, and `@LIST`, a file with one path or glob a line. The folder of a dataset that
-            `datasets` saved stands for its Arrow files.
+        patterns: paths, globs, and `@LIST`, a file with one path, glob or comment (`# ...`) a line. The folder of a
+            dataset that `datasets` saved stands for its Arrow files.
 
     Raises:
         InputError: an argument matches nothing, is a directory, cannot be read, or names a file a second time; or a
@@ -71,7 +71,7 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
 
 
 def _listed(pattern: str) -> list[str]:
-    """The lines of a list of inputs (`@LIST`). Any other pattern is returned unchanged."""
+    """The lines of a list of inputs (`@LIST`), without comments (`# ...`). Any other pattern is returned unchanged."""
     if not pattern.startswith("@"):
         return [pattern]
     path = pattern[1:]
@@ -82,7 +82,8 @@ def _listed(pattern: str) -> list[str]:
             f"the list of inputs {path!r} cannot be read ({error}); wanted text, one path or glob a line "
             f"(an input whose name begins with @: type './{pattern}')"
         ) from None
-    return [line.strip() for line in lines if line.strip()]
+    names = [line.strip() for line in lines]
+    return [name for name in names if name and not name.startswith("#")]
 
 
 def _match(pattern: str) -> list[InputFile]:

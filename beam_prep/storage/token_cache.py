@@ -28,6 +28,7 @@ from beam_prep.formats.cached_block import (
     read_row_index,
     read_rows,
 )
+from beam_prep.hints import counted
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
@@ -212,9 +213,10 @@ class Collected:
 
     def line(self, dry_run: bool) -> str:
         """A line of text for the terminal."""
+        removed, kept = counted(self.removed, "block"), counted(self.kept, "block")
         return (
-            f"{self.token_cache}: {self.removed:,} blocks, {filesize.decimal(self.removed_bytes)} "
-            f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {filesize.decimal(self.kept_bytes)} kept"
+            f"{self.token_cache}: {removed}, {filesize.decimal(self.removed_bytes)} "
+            f"{'would be ' if dry_run else ''}removed; {kept}, {filesize.decimal(self.kept_bytes)} kept"
         )
 
 

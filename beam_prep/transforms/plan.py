@@ -3,12 +3,11 @@
 import dataclasses
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.transforms.window import GlobalWindows
-from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.data.ragged import Aligned, Array, changes
 from beam_prep.errors import ConfigError, EngineError
@@ -25,7 +24,7 @@ from beam_prep.storage.token_cache import TokenCache
 # Deduplication, and the views of blocks
 
 _MOST = 500_000
-"""Most digests that a bundle holds before it passes them on."""
+"""Most digests that are passed on together, if a block has not more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,95 +44,72 @@ class Digests(Aligned):
     offset: Array
 
 
-@dataclasses.dataclass(eq=False)
-class ReadDigests(beam.DoFn):
-    """Receipts -> (bucket, digests of records). Equal digests are in one bucket."""
+def digests(receipt: BlockReceipt, token_cache: TokenCache) -> Iterable[Digests]:
+    """A block -> the digests of its records."""
+    token_cache.options.activate()
+    if not receipt.kept:
+        return
+    (row_index,) = token_cache.row_indexes([receipt["name"]])
+    if DUPLICATE not in row_index.digests:
+        raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
+    count = len(row_index.line)
+    file, start = (np.full(count, number, np.int64) for number in (receipt["file"], receipt["start"]))
+    yield Digests(row_index.digests[DUPLICATE], file, start, row_index.line.astype(np.int64), row_index.offset)
 
-    token_cache: TokenCache
-    buckets: int
 
-    def setup(self) -> None:
-        self.token_cache.options.activate()
-
-    def start_bundle(self) -> None:
-        self._held: list[Digests] = []
-
-    def process(self, receipt: BlockReceipt) -> Iterable[tuple[int, Digests]]:
-        if not receipt.kept:
-            return
-        (row_index,) = self.token_cache.row_indexes([receipt["name"]])
-        if DUPLICATE not in row_index.digests:
-            raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
-        count = len(row_index.line)
-        file, start = (np.full(count, number, np.int64) for number in (receipt["file"], receipt["start"]))
-        found = Digests(row_index.digests[DUPLICATE], file, start, row_index.line.astype(np.int64), row_index.offset)
-        self._held.append(found)
-        if sum(len(each.line) for each in self._held) >= _MOST:
-            yield from self._passed_on()
-
-    def finish_bundle(self) -> Iterable[WindowedValue]:
-        if self._held:
-            for each in self._passed_on():
-                yield GlobalWindows.windowed_value(each)
-
-    def _passed_on(self) -> Iterable[tuple[int, Digests]]:
-        found = Digests.concat(self._held)
-        self._held = []
-        bucket = (found.digest[:, 0] % np.uint64(self.buckets)).astype(np.int64)
-        order = np.argsort(bucket, kind="stable")
-        first = changes(bucket[order])
-        for here in np.split(order, first[1:]):
-            yield int(bucket[here[0]]), found.take(here)
+def by_bucket(batch: list[Digests], buckets: int) -> Iterable[tuple[int, Digests]]:
+    """Digests of many blocks -> (bucket, digests). Equal digests are in one bucket."""
+    if not batch:  # the first block was larger than a batch
+        return
+    found = Digests.concat(batch)
+    bucket = (found.digest[:, 0] % np.uint64(buckets)).astype(np.int64)
+    order = np.argsort(bucket, kind="stable")
+    first = changes(bucket[order])
+    for here in np.split(order, first[1:]):
+        yield int(bucket[here[0]]), found.take(here)
 
 
 BlockKey = tuple[int, int]
 """The index of a block's file, and the block's offset there."""
 
 
-class FindCopies(beam.DoFn):
+def find_copies(element: tuple[int, Iterable[Digests]]) -> Iterable[tuple[BlockKey, Copies]]:
     """(bucket, digests) -> (block, its copies). Of equal records, all but the first in input order are copies."""
-
-    def process(self, element: tuple[int, Iterable[Digests]]) -> Iterable[tuple[BlockKey, Copies]]:
-        found = Digests.concat(element[1])
-        found = found.take(np.lexsort((found.line, found.start, found.file, *found.digest.T)))
-        same = (found.digest[1:] == found.digest[:-1]).all(axis=1)
-        copies = np.flatnonzero(same) + 1
-        if not len(copies):
-            return
-        first = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(found.line))))
-        copy, kept = found.take(copies), found.take(first[copies])
-        order = np.lexsort((copy.line, copy.start, copy.file))
-        copy, kept = copy.take(order), kept.take(order)
-        borders = changes(copy.file, copy.start)
-        for here in np.split(np.arange(len(copies)), borders[1:]):
-            line = copy.line[here].astype(np.int32)
-            block = int(copy.file[here[0]]), int(copy.start[here[0]])
-            yield block, Copies(line, kept.file[here], kept.start[here], kept.line[here], kept.offset[here])
+    found = Digests.concat(element[1])
+    found = found.take(np.lexsort((found.line, found.start, found.file, *found.digest.T)))
+    same = (found.digest[1:] == found.digest[:-1]).all(axis=1)
+    copies = np.flatnonzero(same) + 1
+    if not len(copies):
+        return
+    first = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(found.line))))
+    copy, kept = found.take(copies), found.take(first[copies])
+    order = np.lexsort((copy.line, copy.start, copy.file))
+    copy, kept = copy.take(order), kept.take(order)
+    borders = changes(copy.file, copy.start)
+    for here in np.split(np.arange(len(copies)), borders[1:]):
+        line = copy.line[here].astype(np.int32)
+        block = int(copy.file[here[0]]), int(copy.start[here[0]])
+        yield block, Copies(line, kept.file[here], kept.start[here], kept.line[here], kept.offset[here])
 
 
-@dataclasses.dataclass(eq=False)
-class ViewBlock(beam.DoFn):
+def view_block(
+    element: BlockReceipt | tuple[BlockKey, Mapping[str, Iterable[Any]]],
+    token_cache: TokenCache,
+    scratch: Scratch,
+    splits: Splits | None,
+) -> BlockReceipt:
     """A receipt, or (block, its receipt and copies) -> the receipt for the plan."""
-
-    token_cache: TokenCache
-    scratch: Scratch
-    splits: Splits | None
-
-    def setup(self) -> None:
-        self.token_cache.options.activate()
-
-    def process(self, element: BlockReceipt | tuple[BlockKey, Mapping[str, Iterable[Any]]]) -> Iterable[BlockReceipt]:
-        if isinstance(element, BlockReceipt):
-            receipt, copies = element, Copies()
-        else:
-            (receipt,) = element[1]["receipts"]
-            copies = Copies.concat([Copies(), *element[1]["copies"]])
-            copies = copies.take(np.argsort(copies.line))
-        if self.splits is None and not len(copies):
-            yield receipt
-            return
-        (row_index,) = self.token_cache.row_indexes([receipt["name"]])
-        yield view_receipt(receipt, row_index, copies, self.scratch.write_copies(copies), self.splits)
+    token_cache.options.activate()
+    if isinstance(element, BlockReceipt):
+        receipt, copies = element, Copies()
+    else:
+        (receipt,) = element[1]["receipts"]
+        copies = Copies.concat([Copies(), *element[1]["copies"]])
+        copies = copies.take(np.argsort(copies.line))
+    if splits is None and not len(copies):
+        return receipt
+    (row_index,) = token_cache.row_indexes([receipt["name"]])
+    return view_receipt(receipt, row_index, copies, scratch.write_copies(copies), splits)
 
 
 def view_blocks(
@@ -151,15 +127,16 @@ def view_blocks(
         splits: see `Compose`.
         buckets: number of buckets of digests, to find equal ones; None: no deduplication.
     """
-    see = beam.ParDo(ViewBlock(token_cache, scratch, splits)).with_output_types(BlockReceipt)
+    see = beam.Map(view_block, token_cache, scratch, splits).with_output_types(BlockReceipt)
     if buckets is None:
         return receipts | "View" >> see
-    read = beam.ParDo(ReadDigests(token_cache, buckets)).with_output_types(tuple[int, Digests])
     copies = (
         receipts
-        | "Digests" >> read
+        | "Digests" >> beam.FlatMap(digests, token_cache).with_output_types(Digests)
+        | "Many" >> beam.BatchElements(_MOST, _MOST, element_size_fn=len)
+        | "Bucket" >> beam.FlatMap(by_bucket, buckets).with_output_types(tuple[int, Digests])
         | "Buckets" >> beam.GroupByKey()
-        | "Copies" >> beam.ParDo(FindCopies()).with_output_types(tuple[BlockKey, Copies])
+        | "Copies" >> beam.FlatMap(find_copies).with_output_types(tuple[BlockKey, Copies])
     )
     by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, BlockReceipt])
     return {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey() | "View" >> see
@@ -227,16 +204,6 @@ def plan_output(
 # The merges of a shuffle
 
 
-def sample_counts(counts: Iterable[SampleCounts]) -> SampleCounts:
-    """The sum of the counts."""
-    return sum(counts, SampleCounts())
-
-
-def run_counts(counts: Iterable[RunCounts]) -> RunCounts:
-    """The sum of the counts."""
-    return sum(counts, RunCounts())
-
-
 def survey(group: RunGroup, arranger: Arranger) -> Iterable[SampleCounts]:
     """The blocks of a run -> number of tokens for each sample key, if there is a mix."""
     arranger.token_cache.options.activate()
@@ -295,12 +262,11 @@ def merge_shards(
         publisher: of the output.
     """
     groups = groups | "SpreadRuns" >> beam.Reshuffle()
-    samples = beam.pvalue.AsSingleton(
-        groups | "Survey" >> beam.FlatMap(survey, arranger) | "Samples" >> beam.CombineGlobally(sample_counts)
-    )
-    counts = beam.pvalue.AsSingleton(
-        groups | "Runs" >> beam.Map(make_run, samples, arranger) | "Counts" >> beam.CombineGlobally(run_counts)
-    )
+    no_samples, no_runs = SampleCounts(), RunCounts()
+    surveyed = groups | "Survey" >> beam.FlatMap(survey, arranger)
+    samples = beam.pvalue.AsSingleton(surveyed | "Samples" >> beam.CombineGlobally(partial(sum, start=no_samples)))
+    made = groups | "Runs" >> beam.Map(make_run, samples, arranger)
+    counts = beam.pvalue.AsSingleton(made | "Counts" >> beam.CombineGlobally(partial(sum, start=no_runs)))
     merged = beam.pvalue.AsSingleton(
         plans
         | "SecondLevel" >> beam.FlatMap(second_level, counts)

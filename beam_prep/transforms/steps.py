@@ -54,15 +54,8 @@ class BlockCoder(coders.Coder):
     def estimate_size(self, value: Block) -> int:
         return value.origin.bytes
 
-    def is_deterministic(self) -> bool:
-        return False
-
     def to_type_hint(self) -> Any:
         return Block
-
-    @classmethod
-    def from_type_hint(cls, typehint: Any, registry: Any) -> "BlockCoder":
-        return cls()
 
 
 for _element in (Records, Rendered, Batch):

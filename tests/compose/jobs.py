@@ -22,7 +22,7 @@ from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.plan import FindCopies, ReadDigests, ViewBlock
+from beam_prep.transforms.plan import by_bucket, digests, find_copies, view_block
 from tests.compose.naive import Job, Part, Row
 
 LINE_BYTES = 10
@@ -197,21 +197,18 @@ def viewed(blocks: Blocks, compose: Compose) -> list[BlockReceipt]:
         return blocks.receipts
     copies: dict[Any, list[Any]] = {}
     if compose.deduplicate:
-        read = ReadDigests(blocks.token_cache, compose.buckets)
-        read.start_bundle()
-        found = [each for receipt in blocks.receipts for each in read.process(receipt)]
-        found += [windowed.value for windowed in read.finish_bundle()]
+        found = [each for receipt in blocks.receipts for each in digests(receipt, blocks.token_cache)]
         buckets: dict[int, list[Any]] = {}
-        for bucket, digests in found:
-            buckets.setdefault(bucket, []).append(digests)
+        for bucket, of_bucket in by_bucket(found, compose.buckets):
+            buckets.setdefault(bucket, []).append(of_bucket)
         for element in buckets.items():
-            for block, of_block in FindCopies().process(element):
+            for block, of_block in find_copies(element):
                 copies.setdefault(block, []).append(of_block)
-    see = ViewBlock(blocks.token_cache, blocks.scratch, compose.splits)
     result: list[BlockReceipt] = []
     for receipt in blocks.receipts:
         key = receipt["file"], receipt["start"]
-        result += see.process((key, {"receipts": [receipt], "copies": copies.get(key, [])}))
+        seen = {"receipts": [receipt], "copies": copies.get(key, [])}
+        result.append(view_block((key, seen), blocks.token_cache, blocks.scratch, compose.splits))
     return result
 
 

@@ -37,7 +37,7 @@ def test_a_glob_is_sorted_by_bytes_and_arguments_stay_in_order(folder: Path) -> 
 def test_a_list_names_inputs_in_its_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("y.jsonl", "x2.jsonl", "x1.jsonl", "@odd.jsonl"):
         (folder / name).write_text('{"text": "x"}\n')
-    (folder / "inputs.txt").write_text(f"{folder}/y.jsonl\n\n  {folder}/x*.jsonl\n")
+    (folder / "inputs.txt").write_text(f"{folder}/y.jsonl\n\n  # not {folder}/a.jsonl\n  {folder}/x*.jsonl\n")
     found = [os.path.basename(file.path) for file in list_inputs([f"@{folder}/inputs.txt", f"{folder}/@odd.jsonl"])]
     assert found == ["y.jsonl", "x1.jsonl", "x2.jsonl", "@odd.jsonl"]
     monkeypatch.chdir(folder)
