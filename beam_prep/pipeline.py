@@ -42,12 +42,11 @@ from beam_prep.shards.report import how_made
 from beam_prep.storage.files import join, total_size
 from beam_prep.storage.inputs import stores_checksum
 from beam_prep.storage.output import Staging, normalise_path
-from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
+from beam_prep.storage.shipped import load_tokenizer, ship, ship_references
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.versions import check_name
 from beam_prep.tokens.check import CachePolicy
 from beam_prep.transforms.records import ReadJSONL

@@ -32,7 +32,7 @@ from beam_prep.recipe import inputs_of, layout, read_config, references_of
 from beam_prep.sample import Part, Sample, sample_of
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
-from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.testing import records
 from beam_prep.tokens.tokenizer import Tokenizer
 

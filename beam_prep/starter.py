@@ -30,7 +30,7 @@ from beam_prep.shapes import Found, Record, Shape, find_shape, prompt_of_pairs
 from beam_prep.shards.report import near_name
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import advice_on
-from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.tokens.tokenizer import Tokenizer
 
 RECORDS = 500

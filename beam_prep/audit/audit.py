@@ -15,7 +15,7 @@ from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config
 from beam_prep.sample import Sample, draw, with_roles_of_others
-from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.storage.shipped import load_tokenizer
 
 SAMPLE = 2000
 """Records of the sample. A fault in one record of a hundred is missed with a chance of 2 in a billion."""
