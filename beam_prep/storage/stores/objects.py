@@ -30,8 +30,7 @@ from beam_prep.storage.stores.client import (
     options_here,
     with_retries,
 )
-from beam_prep.storage.stores.gcs import GCSClient
-from beam_prep.storage.stores.s3 import S3Client
+from beam_prep.storage.stores.clients import GCSClient, S3Client
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
