@@ -92,9 +92,10 @@ def dry_run(job: Pipeline) -> DryRun:
     found = DryRun(job.output, "new" if earlier.manifest is None else "replaced")
     found.state = found.state if job.options.keep_versions is None else "version"
     try:
-        if path is not None and job.claim().is_made(path):
-            return DryRun(job.output, "up to date")
-        _check_output(job)
+        with job.claim().entered(dry=True) as made:
+            if made is not None:
+                return DryRun(job.output, "up to date")
+            _check_output(job)
     except OutputError as error:
         found.state, found.problem = "refused", str(error)
     found.changed = [] if earlier.manifest is None else _changes(earlier.manifest, job.facts)

@@ -162,8 +162,8 @@ class Pipeline:
         """
         options = self._set_beam_options(beam_options)
         claim = self.claim()
-        with claim.claims.locked():
-            if (output := claim.made_already()) is not None:
+        with claim.entered() as output:
+            if output is not None:
                 claim.finish_for_others(output)
                 return Result(output, manifest_of(output), up_to_date=True)
             ignored = without_effect(options, wait)

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.errors import LockedError, OutputError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile, dump
+from beam_prep.formats.manifest import (
+    FAILURE,
+    MANIFEST,
+    REPORT,
+    RUN,
+    UNLISTED,
+    ShardReceipt,
+    WrittenFile,
+    dump,
+    is_manifest,
+)
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
 from beam_prep.storage.reuse import Damaged, EarlierShard
@@ -544,18 +554,6 @@ def foreign_within(folder: str, manifest: bytes) -> str | None:
 def output_around(folder: str) -> str | None:
     """The local output in whose folder another one would lie; or None."""
     return next((str(each) for each in Path(folder).parents if is_manifest(_read(str(each / MANIFEST)))), None)
-
-
-_KEYS = {"manifest_version", "inputs", "ledger", "shards", "rejects", "files"}
-
-
-def is_manifest(text: bytes | None) -> bool:
-    """True for a manifest of beam_prep. Web pages and browser extensions have files of that name, too."""
-    try:
-        found = json.loads(text or b"")
-    except ValueError:
-        return False
-    return isinstance(found, dict) and found.keys() >= _KEYS
 
 
 def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

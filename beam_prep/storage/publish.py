@@ -25,6 +25,8 @@ from beam_prep.formats.manifest import (
     build_manifest,
     count_tokens,
     dump,
+    is_manifest,
+    no_manifest,
 )
 from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.chunk import ROW_LENGTHS, split_rows
@@ -34,12 +36,12 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
+from beam_prep.storage.files import join
 from beam_prep.storage.output import (
     OutputTarget,
     Staging,
     failed_at,
     foreign_within,
-    is_manifest,
     output_around,
     output_at,
     reuse,
@@ -210,18 +212,17 @@ class Publisher:
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
-        if text is None and Versions(self.output).latest() is not None:
+        if text is not None and not is_manifest(text):
+            return no_manifest(join(self.output, MANIFEST))
+        if text is None and Versions(self.output).names():
             return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
-        if not is_manifest(text):
-            return (
-                f"{self.output} exists and is no output of beam_prep (no {MANIFEST} of ours): "
-                "choose another -o, or remove it"
-            )
+        if text is None:
+            return f"{self.output} is no output of beam_prep (no {MANIFEST} in it): choose another -o, or remove it"
         if not self.overwrite:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
-        if text is not None and is_local(self.output) and (foreign := foreign_within(self.output, text)):
+        if is_local(self.output) and (foreign := foreign_within(self.output, text)):
             return f"{self.output} would be replaced with all that lies in it, and {foreign}: move it"
         return None
 
