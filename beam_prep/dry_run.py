@@ -15,8 +15,8 @@ from beam_prep.errors import OutputError, TokenCacheError
 from beam_prep.pipeline import Pipeline
 from beam_prep.room import free_bytes, sizes
 from beam_prep.storage.files import join
+from beam_prep.storage.inputs import blocks_of, split_file
 from beam_prep.storage.reuse import EarlierOutput
-from beam_prep.storage.splits import blocks_of, split_file
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import new_name

@@ -14,7 +14,7 @@ from beam_prep.formats import FORMATS
 from beam_prep.formats.cached_block import encode_block
 from beam_prep.sample import prepare
 from beam_prep.shards.layout import Layout
-from beam_prep.storage.splits import first_records
+from beam_prep.storage.inputs import first_records
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in
 from beam_prep.storage.files import join, list_inputs, read_file, write_file
-from beam_prep.storage.splits import BLOCK_BYTES, read_split
+from beam_prep.storage.inputs import BLOCK_BYTES, read_split
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, T, is_local, with_retries
 from beam_prep.storage.stores.objects import read_bytes
