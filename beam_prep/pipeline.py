@@ -42,7 +42,7 @@ from beam_prep.shards.report import how_made
 from beam_prep.storage.files import join, total_size
 from beam_prep.storage.inputs import stores_checksum
 from beam_prep.storage.output import Staging, normalise_path
-from beam_prep.storage.reuse import EarlierOutput, earlier_path
+from beam_prep.storage.publish import EarlierOutput, earlier_path
 from beam_prep.storage.shipped import load_tokenizer, ship, ship_references
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes

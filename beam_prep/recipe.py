@@ -28,7 +28,7 @@ from beam_prep.shards.compose import Compose, DomainMix, Splits
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.pack import longest_row
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.reuse import library_version
+from beam_prep.storage.publish import library_version
 from beam_prep.storage.shipped import References, read_references
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes

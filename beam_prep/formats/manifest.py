@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 RUN = "run.json"
 REPORT = "report.html"
 SLICES = ".slices.json"
-"""The keys of all shards (`storage.reuse`), for the run that replaces the output. They depend on the block size.
+"""The keys of all shards (`storage.publish`), for the run that replaces the output. They depend on the block size.
 The name is hidden: no domain has such a name, and no trainer reads it."""
 UNLISTED = (RUN, REPORT, SLICES)
 """Files of an output that no manifest lists: they differ between runs of one job."""

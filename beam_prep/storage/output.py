@@ -30,7 +30,6 @@ from beam_prep.formats.manifest import (
 )
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
-from beam_prep.storage.reuse import Damaged, EarlierShard
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, StoreOptions, is_local, shortened
 from beam_prep.storage.stores.objects import read_bytes
@@ -114,6 +113,27 @@ class Staging:
                 names = {name for name, slash, _ in below if slash}
             for name in names - {*_KEPT, self.launch}:
                 remove_folder(join(root, name))
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierShard:
+    """A shard of the earlier output that has the key of a new shard.
+
+    Attributes:
+        folder: the earlier output.
+        receipt: the receipt of the new shard.
+        files: (file of the earlier output, path in the new output).
+        described: path in the new output -> content of files that depend on the number of shards, to be written.
+    """
+
+    folder: str
+    receipt: ShardReceipt
+    files: tuple[tuple[WrittenFile, str], ...]
+    described: dict[str, bytes]
+
+
+class Damaged(Exception):
+    """A file of the earlier output is not what its manifest says."""
 
 
 def _unfinished_file(folder: str) -> str:
