@@ -629,8 +629,8 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             compared, not_found, changed = compare_inputs(manifest["inputs"])
             wrong += changed
             found["inputs"] = {"compared": compared, "not_found": not_found}
-    except BeamPrepError as error:
-        wrong = [str(error)]
+    except (BeamPrepError, OSError) as error:
+        wrong = [str(of_the_system(error) or error) if isinstance(error, OSError) else str(error)]
     return found, wrong
 
 

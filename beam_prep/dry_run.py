@@ -16,8 +16,8 @@ from beam_prep.first_records import free_bytes, lacks_room, sizes
 from beam_prep.hints import shortened
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage.files import join
-from beam_prep.storage.reuse import EarlierOutput
-from beam_prep.storage.splits import blocks_of, split_file
+from beam_prep.storage.inputs import blocks_of, split_file
+from beam_prep.storage.publish import EarlierOutput
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import new_name
@@ -95,9 +95,10 @@ def dry_run(job: Pipeline) -> DryRun:
     found = DryRun(job.output, "new" if earlier.manifest is None else "replaced")
     found.state = found.state if job.options.keep_versions is None else "version"
     try:
-        if path is not None and job.claim().is_made(path):
-            return DryRun(job.output, "up to date")
-        _check_output(job)
+        with job.claim().entered(dry=True) as made:
+            if made is not None:
+                return DryRun(job.output, "up to date")
+            _check_output(job)
     except OutputError as error:
         found.state, found.problem = "refused", str(error)
     found.changed = [] if earlier.manifest is None else _changes(earlier.manifest, job.facts)

@@ -126,6 +126,9 @@ def of_the_system(error: BaseException) -> BeamPrepError | None:
         paths = _PATH.findall(words)
         path = paths[-1] if paths else None
     found = f"{'a file' if path is None else os.fsdecode(path)}: {os.strerror(number)}"
+    if number in (errno.EACCES, errno.EPERM):
+        who = f"the user of this process (id {os.geteuid()}) may not read or write it"
+        return OutputError(f"{found}: {who}: change its rights (`ls -ld` shows them), or choose another path")
     if number in _REFUSED:
         return OutputError(f"{found}: choose another path")
     advice = "make room, or choose another disk, and run again" if number in _FULL else "run again"

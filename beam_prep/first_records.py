@@ -29,11 +29,10 @@ from beam_prep.sample import Sample, draw, prepare, sample_of, with_roles_of_oth
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.report import ConfigView
 from beam_prep.storage.files import total_size
-from beam_prep.storage.inputs import advice_on, check_heads
+from beam_prep.storage.inputs import advice_on, check_heads, first_records
 from beam_prep.storage.output import Staging
-from beam_prep.storage.references import References
-from beam_prep.storage.reuse import EarlierOutput
-from beam_prep.storage.splits import first_records
+from beam_prep.storage.publish import EarlierOutput
+from beam_prep.storage.shipped import References
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import Backend, choose

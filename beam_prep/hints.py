@@ -196,11 +196,6 @@ visible: control and bidirectional characters, characters without width, tags, s
 and characters that XML does not allow."""
 
 
-def counted(count: int, noun: str) -> str:
-    """A number with its noun: `1 row`, `2,000 rows`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
 def listed(counts: Mapping[str, int]) -> str:
     """Numbers with their names, sorted: `2 empty, 1 too_long`."""
     return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))

@@ -4,21 +4,21 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError, LockedError, OutputError
-from beam_prep.formats.manifest import MANIFEST, RUN, load
+from beam_prep.formats.manifest import MANIFEST, RUN, is_manifest, load
 from beam_prep.options import RunOptions
 from beam_prep.shards.report import how_made
 from beam_prep.storage.claims import Claim, Claims
-from beam_prep.storage.files import join, remove_folder
+from beam_prep.storage.files import check_writable, join, remove_folder
 from beam_prep.storage.inputs import first_changed
-from beam_prep.storage.output import Staging, is_manifest, normalise_path, output_at, put_back
-from beam_prep.storage.publish import same_facts
-from beam_prep.storage.reuse import earlier_path
+from beam_prep.storage.output import Staging, normalise_path, output_at, put_back
+from beam_prep.storage.publish import earlier_path, same_facts
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.versions import Versions, check_name, new_name
@@ -80,24 +80,44 @@ class OutputClaim:
         """The claims of all launches on this output."""
         return self.staging.claims(self.root)
 
-    def made_already(self) -> str | None:
-        """The path of the existing output, if it is complete and of this job; otherwise None.
+    @contextmanager
+    def entered(self, dry: bool = False) -> Iterator[str | None]:
+        """What a run and a dry run look at first: may this user write, does no other job, is there anything to do?
+
+        It holds the output's lock, and gives the path of the existing output if it is complete and of this job.
+
+        Args:
+            dry: changes nothing.
 
         Raises:
-            OutputError: the output was made without the requested check, and may not be replaced.
+            OutputError: a folder cannot be written; or the output was made without the requested check.
+            LockedError: another job is writing the output.
         """
+        beside = os.path.dirname(self.root) if self.options.keep_versions is None else self.root
+        for folder in (beside, self.staging.home, self.staging.root):
+            if is_local(folder):
+                check_writable(folder)
+        with self.claims.locked(dry):
+            made = self._made_already(dry)
+            if made is None:
+                self.claims.check_free()
+            yield made
+
+    def _made_already(self, dry: bool) -> str | None:
         keep = self.options.keep_versions
         if keep is None:
             return self.root if self.is_made(self.root) else None
         made = Versions(self.root)
-        made.clean()
+        if not dry:
+            made.clean()
         latest, other = made.latest(), self.claims.holder()
         claimed = None if other is None else other.version_name
         # A launch may have been killed before `latest` pointed to its version, so these names are checked, too.
         for name in dict.fromkeys(filter(None, (latest, self.options.version_name, claimed))):
             if self.is_made(made.path(name)):
-                made.point(name)
-                made.remove_old(keep, name)
+                if not dry:
+                    made.point(name)
+                    made.remove_old(keep, name)
                 return made.path(name)
         return None
 

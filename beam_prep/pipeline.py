@@ -111,8 +111,8 @@ class Pipeline:
         options = self._set_beam_options(self.beam_options if beam_options is None else beam_options)
         _, self.staging = folders_of(self.root, self.options)  # of this launch, in the stores of these options
         claim = self.claim()
-        with claim.claims.locked():
-            if (output := claim.made_already()) is not None:
+        with claim.entered() as output:
+            if output is not None:
                 claim.finish_for_others(output)
                 return Result(output, manifest_of(output), up_to_date=True)
             job = Job(choose_runner(options, self.inputs))

@@ -28,13 +28,11 @@ from beam_prep.shards.layout import Chunking, Layout
 from beam_prep.shards.pack import longest_row
 from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.output import Staging
-from beam_prep.storage.references import References, read_references
-from beam_prep.storage.references import ship as ship_references
-from beam_prep.storage.reuse import library_version
+from beam_prep.storage.publish import library_version
+from beam_prep.storage.shipped import References, load_tokenizer, read_references, ship, ship_references
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import IN_FULL, CachePolicy, Check, first_difference

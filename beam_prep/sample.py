@@ -31,9 +31,8 @@ from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.receipts import ROLE_COUNTS, BlockReceipt, RowIndex
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
-from beam_prep.storage.inputs import advice_on
-from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
-from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
+from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
 from beam_prep.tokens.mask import trained_tokens
 from beam_prep.tokens.tokenizer import Tokenizer

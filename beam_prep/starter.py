@@ -28,7 +28,7 @@ from beam_prep.sample import Drawn, Sample, draw, today
 from beam_prep.shards.report import near_name
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import advice_on
-from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.tokens.tokenizer import Tokenizer
 
 Record = Mapping[str, Any]

@@ -57,8 +57,7 @@ from beam_prep.shards.receipts import BlockReceipt, Copies, RowIndex, placed
 from beam_prep.shards.runs import RunCounts, Runs, SampleCounts
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.storage.publish import Publisher
-from beam_prep.storage.reuse import KeyedShard, WrittenShard
+from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard
 from beam_prep.storage.token_cache import AT_ONCE, TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.plan import PARTS, RECEIPTS, packed, plan_output, plan_shards

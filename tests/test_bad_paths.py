@@ -1,6 +1,8 @@
 """Paths that cannot be written, and disks that are full: one line that says which and what to do, and an exit code."""
 
+import errno
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +21,8 @@ SAMPLE += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-o", "file/out"], "file/.beam_prep: Not a directory: choose another path"),
-        (["-o", "file"], "file exists and is no output of beam_prep"),
+        (["-o", "file/out"], "/file: Not a directory: choose another path"),
+        (["-o", "file"], "file is no output of beam_prep"),
         (["-o", "a" * 256], "a/manifest.json: File name too long: choose another path"),
         (["-o", "out", "--staging", "file"], ": Not a directory: choose another path"),
         (["-o", "out", "--cache_dir", "loop"], ": Too many levels of symbolic links: choose another path"),
@@ -38,6 +40,35 @@ def test_a_path_that_cannot_be_written_is_named(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("beam-prep: ")
     assert words in said
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry_run"]], ids=["run", "dry run"])
+def test_a_folder_without_rights_is_told_before_the_run(
+    dry: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowed = os.access
+
+    def access(path: str, mode: int, **more: bool) -> bool:  # root may write everywhere
+        return path != str(tmp_path) and allowed(path, mode, **more)
+
+    monkeypatch.setattr(os, "access", access)
+    code = cli.main([*SAMPLE, "-o", str(tmp_path / "below" / "out"), *dry])
+    said = capsys.readouterr()
+    words = f"{tmp_path}: Permission denied: the user of this process (id {os.geteuid()}) may not read or write it"
+    assert words in (said.out if dry else said.err)
+    assert code == (0 if dry else 4)
+    assert not any(tmp_path.iterdir())
+
+
+def test_verify_tells_who_may_not_read_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert cli.main(["verify", str(tmp_path)]) == 1
+    assert f"{tmp_path}/manifest.json: Permission denied: the user of this process (id" in capsys.readouterr().err
 
 
 def test_an_output_may_have_the_longest_name_that_a_file_can_have(
@@ -88,7 +119,10 @@ def test_errors_of_the_system_are_known_from_their_text() -> None:
         "OSError: [Errno 28] No space left on device: '/a/b'": ("/a/b: No space left on device: make room", 5),
         "OSError: [Errno 5] Input/output error [while running 'Write']": ("a file: Input/output error: run again", 5),
         "Can't write (file write failed: errno = 28, error message = 'No space left on device')": ("make room", 5),
-        "PermissionError: [Errno 13] Permission denied: '/a/b'\\n": ("/a/b: Permission denied: choose another path", 4),
+        "PermissionError: [Errno 13] Permission denied: '/a/b'\\n": (
+            "/a/b: Permission denied: the user of this process (id ",
+            4,
+        ),
         "[Errno 20] Not a directory: '/a' -> '/b'": (": Not a directory: choose another path", 4),
     }
     for text, (words, code) in cases.items():

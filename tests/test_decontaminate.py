@@ -13,7 +13,7 @@ from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, RunError, StorageError
 from beam_prep.replay import Replay
-from beam_prep.storage.references import IndexFile, read_references, ship
+from beam_prep.storage.shipped import IndexFile, read_references, ship_references
 from tests.conftest import ROOT, records_of, tree, write_lines
 
 CHATS = records_of(ROOT / "examples/data/chat.jsonl")[:120]
@@ -176,7 +176,7 @@ def test_references_of_several_files_are_found_where_they_are_first(tmp_path: Pa
 def test_an_index_that_is_sent_to_workers_is_the_same(tmp_path: Path) -> None:
     found = read_references([str(evaluation(tmp_path / "eval.jsonl"))], ["answer"], 8)
     texts = [text for each in TEXTS for text in each]
-    source = ship(found, str(tmp_path / "staging"))
+    source = ship_references(found, str(tmp_path / "staging"))
     assert source.load().find(texts) == found.index.find(texts) != {}
     damaged = Path(source.path).with_name("0" * 32)
     content = bytearray(Path(source.path).read_bytes())

@@ -11,6 +11,7 @@ import pytest
 
 from beam_prep import cli
 from beam_prep.dry_run import DAMAGED, NEW, OTHER_FACTS, UNTRUSTED, DryRun, dry_run
+from beam_prep.storage.claims import Claim
 from tests.conftest import tree
 from tests.test_refresh import CONFIG, Jobs, texts
 
@@ -106,3 +107,24 @@ def test_the_command(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert said[1] == "blocks: 1; 0 are in the token cache, 1 would be tokenised"
     assert re.match(r"output: at most about [\d.]+ kB would be written \([\d.]+ [GT]B are free\)", said[-1])
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_finds_what_a_run_would_not_start_with(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs.run()
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
+    with jobs.job().claim().claims.locked():
+        assert "another job is writing" in asked(jobs).problem
+    elsewhere = Claim("other", host="elsewhere")
+    claims = jobs.job().claim().claims
+    claims.take(elsewhere)
+    claims.update(launch="other")
+    assert "pid " in asked(jobs).problem
+    claims.update(launch="other")
+    Path(claims.path).unlink()
+    manifest = jobs.folder / "out" / "manifest.json"
+    manifest.write_text(manifest.read_text()[:100])
+    said = asked(jobs)
+    assert said.state == "refused"
+    assert said.problem.startswith(f"{manifest} is damaged, or is another program's file: if an output of beam_prep")
+    assert cli.main(["verify", str(manifest.parent)]) == 1
+    assert said.problem in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.formats.manifest import output_columns
 from beam_prep.pipeline import Pipeline
-from beam_prep.storage import reuse
+from beam_prep.storage import publish
 from tests.conftest import tree
 
 pytestmark = pytest.mark.long
@@ -130,7 +130,7 @@ def test_every_format_names_its_files(jobs: Jobs) -> None:
     manifest = json.loads((jobs.folder / "out" / "manifest.json").read_bytes())
     columns = output_columns(manifest)
     for shard in manifest["shards"]:
-        named = reuse.files_named(manifest["formats"], columns, shard["shard"], len(manifest["shards"]))
+        named = publish.files_named(manifest["formats"], columns, shard["shard"], len(manifest["shards"]))
         assert named is not None
         assert sorted(f"__default__/{name}" for name in named) == sorted(file["path"] for file in shard["files"])
         for name, content in named.items():

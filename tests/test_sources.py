@@ -20,7 +20,7 @@ from beam_prep.reading.records import Record, Records, parse
 from beam_prep.sample import prepare
 from beam_prep.starter import find_shape
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.splits import blocks_of, split_file
+from beam_prep.storage.inputs import blocks_of, split_file
 from tests.conftest import ROOT
 from tests.test_configs import CONFIGS, sample
 

@@ -12,7 +12,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep import cli
-from beam_prep.errors import ConfigError, OutputError, RunError
+from beam_prep.errors import ConfigError, FormatError, OutputError, RunError
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.storage.stores import objects
 from beam_prep.storage.versions import Versions
@@ -185,3 +185,21 @@ def test_a_local_output_may_have_its_unfinished_files_in_a_store(store: MemorySt
     assert len(bp.open(run(3, staging="mem://bucket/staging").output)) == 3
     assert run(3, staging="mem://bucket/staging").up_to_date
     assert not objects.listed("mem://bucket/staging/")
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["a copy of a version", "removed"])
+def test_latest_that_is_no_link_is_told(is_copied: bool, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(3, keep_versions=2, version_name="one")
+    (out / "latest").unlink()
+    if is_copied:
+        (out / "latest").mkdir()
+        with pytest.raises(OutputError, match=r"out/latest is a file or a folder, wanted a link to a version: remove"):
+            run(4, keep_versions=2)
+    with pytest.raises(FormatError, match=f"no link `latest`: open {out}/one; if it is a version, type: ln -sfn one"):
+        bp.open(out)
+    with pytest.raises(OutputError, match="holds versions: pass --keep_versions"):
+        run(4)
+    if not is_copied:
+        run(4, keep_versions=2, version_name="two")
+        assert len(bp.open(out)) == 4

@@ -17,8 +17,8 @@ import pytest
 from beam_prep import recipe
 from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
+from beam_prep.storage.shipped import TokenizerFolder, ship
 from beam_prep.storage.stores import client
-from beam_prep.storage.tokenizers import TokenizerFolder, ship
 from beam_prep.tokens import resolver as resolve
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, tree

@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 RUN = "run.json"
 REPORT = "report.html"
 SLICES = ".slices.json"
-"""The keys of all shards (`storage.reuse`), for the run that replaces the output. They depend on the block size.
+"""The keys of all shards (`storage.publish`), for the run that replaces the output. They depend on the block size.
 The name is hidden: no domain has such a name, and no trainer reads it."""
 UNLISTED = (RUN, REPORT, SLICES)
 """Files of an output that no manifest lists: they differ between runs of one job."""
@@ -235,15 +235,35 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
     """
     try:
         manifest = json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"{path} is not JSON ({error}): the output is damaged, make it again") from None
+    except ValueError:
+        manifest = None
     if not isinstance(manifest, dict) or "manifest_version" not in manifest:
-        raise FormatError(f"{path} is not a manifest of beam_prep")
+        raise FormatError(no_manifest(path))
     if manifest["manifest_version"] > MANIFEST_VERSION:
         raise FormatError(f"{path} was written by a later version of beam_prep: pip install --upgrade beam-prep")
     rename_keys(manifest.get("config", {}), RENAMED_KEYS)
     rename_keys(manifest, {f"options.{old}": f"options.{new}" for old, new in RENAMED_OPTIONS.items()})
     return manifest
+
+
+_KEYS = {"manifest_version", "inputs", "ledger", "shards", "rejects", "files"}
+
+
+def is_manifest(text: bytes | str | None) -> bool:
+    """True for a manifest of beam_prep. Web pages and browser extensions have files of that name, too."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.keys() >= _KEYS
+
+
+def no_manifest(path: str) -> str:
+    """The message of `run`, `verify` and readers for a file that is no manifest."""
+    return (
+        f"{path} is damaged, or is another program's file: if an output of beam_prep was here, remove its folder and "
+        "make it again, else choose another folder"
+    )
 
 
 def is_outside(path: str) -> bool:

@@ -75,7 +75,7 @@ def open_dataset(
         above = [] if is_stored else [each for each in Path(where).parents[:3] if (each / MANIFEST).is_file()]
         if above:
             raise FormatError(f"{path} is a part of an output: open {above[0]}") from None
-        raise no_output(where) from None
+        raise no_output(where if os.path.isdir(where) else root) from None
     try:
         if split is None and manifest.get("splits"):
             counts = ", ".join(f"{name!r} ({found['rows']:,} rows)" for name, found in manifest["splits"].items())

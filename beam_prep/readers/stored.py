@@ -230,4 +230,9 @@ def no_output(path: str) -> FormatError:
             return FormatError(f"{path} {found}: the reason is in {failure}")
     if is_local(path) and not os.path.isdir(path):
         return FormatError(f"{path} is no directory; give the directory that `beam-prep run` made with -o")
+    from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
+
+    if names := Versions(path).names():
+        link = f"; if it is a version, type: ln -sfn {names[-1]} {path}/latest" if is_local(path) else ""
+        return FormatError(f"{path} has no {MANIFEST}, and no link `latest`: open {path}/{names[-1]}{link}")
     return FormatError(f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")

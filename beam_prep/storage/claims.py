@@ -106,12 +106,15 @@ class Claims:
         return path.read_text() if path.exists() else None
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the lock of the output on this machine.
+    def locked(self, dry: bool = False) -> Iterator[None]:
+        """Holds the lock of the output on this machine. `dry`: makes no file; without a file nobody holds the lock.
 
         Raises:
             LockedError: another launcher holds it.
         """
+        if dry and not os.path.exists(self._lock_path):
+            yield
+            return
         os.makedirs(os.path.dirname(self._lock_path), exist_ok=True)
         lock = filelock.FileLock(self._lock_path, timeout=0, mode=0o666)
         try:
@@ -124,7 +127,7 @@ class Claims:
                 f"another job is writing {self._output}{who}. Wait for it, or choose another output{stop}"
             ) from None
         try:
-            if self.lock is None:
+            if self.lock is None and not dry:
                 write_file(f"{self._lock_path}.name", uuid.uuid4().hex.encode())
             yield
         finally:
@@ -156,6 +159,16 @@ class Claims:
                     log.info("%s: launch %s failed or was killed; this run takes over", self._output, other.launch)
                 return other
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")
+
+    def check_free(self) -> None:
+        """Checks that no other launch holds the claim. Call it with the lock.
+
+        Raises:
+            LockedError: another launch holds the output.
+        """
+        other = self.holder()
+        if other is not None and other.launch != self._launch:
+            self._check_ended(other, is_locked=True)
 
     def _check_ended(self, other: Claim, is_locked: bool) -> None:
         """Checks that a claim may be taken over.

@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.errors import LockedError, OutputError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile, dump
+from beam_prep.formats.manifest import (
+    FAILURE,
+    MANIFEST,
+    REPORT,
+    RUN,
+    UNLISTED,
+    ShardReceipt,
+    WrittenFile,
+    dump,
+    is_manifest,
+)
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
-from beam_prep.storage.reuse import Damaged, EarlierShard
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, StoreOptions, is_local, shortened
 from beam_prep.storage.stores.objects import read_bytes
@@ -104,6 +113,27 @@ class Staging:
                 names = {name for name, slash, _ in below if slash}
             for name in names - {*_KEPT, self.launch}:
                 remove_folder(join(root, name))
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierShard:
+    """A shard of the earlier output that has the key of a new shard.
+
+    Attributes:
+        folder: the earlier output.
+        receipt: the receipt of the new shard.
+        files: (file of the earlier output, path in the new output).
+        described: path in the new output -> content of files that depend on the number of shards, to be written.
+    """
+
+    folder: str
+    receipt: ShardReceipt
+    files: tuple[tuple[WrittenFile, str], ...]
+    described: dict[str, bytes]
+
+
+class Damaged(Exception):
+    """A file of the earlier output is not what its manifest says."""
 
 
 def _unfinished_file(folder: str) -> str:
@@ -544,18 +574,6 @@ def foreign_within(folder: str, manifest: bytes) -> str | None:
 def output_around(folder: str) -> str | None:
     """The local output in whose folder another one would lie; or None."""
     return next((str(each) for each in Path(folder).parents if is_manifest(_read(str(each / MANIFEST)))), None)
-
-
-_KEYS = {"manifest_version", "inputs", "ledger", "shards", "rejects", "files"}
-
-
-def is_manifest(text: bytes | None) -> bool:
-    """True for a manifest of beam_prep. Web pages and browser extensions have files of that name, too."""
-    try:
-        found = json.loads(text or b"")
-    except ValueError:
-        return False
-    return isinstance(found, dict) and found.keys() >= _KEYS
 
 
 def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

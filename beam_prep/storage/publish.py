@@ -1,6 +1,14 @@
-"""Writes shards, and publishes the output."""
+"""Writes shards, or links unchanged shards of the earlier output (in a store the server copies them); publishes.
 
+A shard's *key* is the digest of everything that its bytes depend on. The keys of an output are in `.slices.json` beside
+its manifest. Two shards with the same key have the same bytes. A linked file is compared with the sha256 in the old
+manifest, so a damaged file is never reused.
+"""
+
+import dataclasses
 import functools
+import hashlib
+import importlib.metadata
 import json
 import logging
 import platform
@@ -10,11 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from beam_prep._version import __version__
 from beam_prep.data.block import MICROSECONDS
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import EngineError, OutputError, RunError
+from beam_prep.errors import EngineError, FormatError, OutputError, RunError
 from beam_prep.formats import FORMATS
+from beam_prep.formats.contract import FilesOfShard
 from beam_prep.formats.manifest import (
     FAILURE,
     MANIFEST,
@@ -25,41 +35,45 @@ from beam_prep.formats.manifest import (
     build_manifest,
     count_tokens,
     dump,
+    folder_of_shard,
+    is_manifest,
+    load,
+    no_manifest,
+    receipts_of,
 )
 from beam_prep.reading.verdicts import BAD_ANSWERS
+from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
+from beam_prep.storage.files import join
 from beam_prep.storage.output import (
+    Damaged,
+    EarlierShard,
     OutputTarget,
     Staging,
     failed_at,
     foreign_within,
-    is_manifest,
     output_around,
     output_at,
     reuse,
 )
-from beam_prep.storage.reuse import (
-    Damaged,
-    EarlierOutput,
-    KeyedShard,
-    ShardKeys,
-    WrittenShard,
-    earlier_path,
-    numbers,
-    slices_text,
-    written_files,
-)
 from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
 from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")
+
+SHARD_VERSION = 1
+"""Raise this with every change of the bytes for the same rows: then older shards are not linked."""
+
+_WRITING_LIBRARIES = ("numpy", "pyarrow")
+
 
 MakePage = Callable[[Mapping[str, Any], Mapping[str, Any], Tokenizer | None, str], bytes]
 """(manifest, run, tokenizer, title) -> the content of `report.html`."""
@@ -69,6 +83,175 @@ _CHAIN_LEASE = 60.0
 failure."""
 _ENCODER = "encoder: "
 """Prefix of the counters of `made` that name an encoder and its version."""
+
+
+def earlier_path(root: str, keep_versions: int | None) -> str | None:
+    """The path of the output whose shards are linked: the output that is replaced, or the latest version."""
+    if keep_versions is None:
+        return root
+    latest = Versions(root).latest()
+    return None if latest is None else Versions(root).path(latest)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedShard:
+    """A shard to write, the columns of its rows, its key, and the earlier shard with this key."""
+
+    plan: ShardPlan
+    columns: tuple[Column, ...]
+    key: str
+    earlier: EarlierShard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """A shard that was written or linked.
+
+    Attributes:
+        receipt: its entry in the manifest.
+        key: its key.
+        how: `linked`, `written`; `damaged`: written, because the earlier shard differs from its manifest.
+        seconds: how long it took.
+    """
+
+    receipt: ShardReceipt
+    key: str
+    how: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKeys:
+    """Makes the keys of an output's shards from its token cache, formats, layout and columns.
+
+    The cache policy (`trust`) is part of a key: a run that needs blocks that were compared with the reference in full
+    does not link shards of other blocks.
+    """
+
+    token_cache: TokenCache
+    formats: tuple[str, ...]
+    layout: Layout
+    columns: tuple[Column, ...]
+    compose: Compose = dataclasses.field(default_factory=Compose)
+
+    def of(self, plan: ShardPlan) -> str:
+        """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
+        known = [FORMATS[name] for name in self.formats if name in FORMATS]  # a later version may have written others
+        libraries = [*_WRITING_LIBRARIES, *(name for each in known for name in each.libraries)]
+        facts = {
+            "version": SHARD_VERSION,
+            "libraries": {name: library_version(name) for name in libraries},
+            "beam_prep": __version__,
+            "python": platform.python_version_tuple()[:2],
+            "recipe": self.token_cache.recipe,
+            "trust": dataclasses.asdict(self.token_cache.trust),
+            "formats": self.formats,
+            "layout": dataclasses.asdict(self.layout),
+            "columns": [dataclasses.asdict(column) for column in self.columns],
+            "cut": plan.cut,
+            "slices": plan.slices,
+        }
+        if (splits := self.compose.splits) is not None:
+            facts["splits"] = dataclasses.asdict(splits)
+        if (merge := plan.merge) is not None:
+            facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
+
+
+library_version = functools.cache(importlib.metadata.version)
+"""The version of an installed library. It is cached, because each lookup reads and parses a file."""
+
+
+def slices_text(shards: Sequence[WrittenShard], manifest: bytes) -> bytes:
+    """The content of `.slices.json`.
+
+    Args:
+        shards: all shards, in the order of the manifest.
+        manifest: the text of the manifest.
+    """
+    return dump({"manifest": hashlib.sha256(manifest).hexdigest(), "keys": [shard.key for shard in shards]})
+
+
+class EarlierOutput:
+    """The shards of the output that is replaced, by key. There are none without a `.slices.json` of its manifest.
+
+    Args:
+        path: the path of that output; None: there is no such output.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._folder = path or ""
+        self.manifest: dict[str, Any] | None = None
+        self._by_key: dict[str, ShardReceipt] = {}
+        self._shards: Counter[str] = Counter()
+        if path is None:
+            return
+        try:
+            text = read_bytes(join(path, MANIFEST))
+            self.manifest = load(text, join(path, MANIFEST))
+            found = json.loads(read_bytes(join(path, SLICES)))
+            receipts = receipts_of(self.manifest)
+            if found["manifest"] == hashlib.sha256(text).hexdigest() and len(found["keys"]) == len(receipts):
+                self._by_key = dict(zip(found["keys"], receipts, strict=True))
+                self._shards = Counter(receipt.part for receipt in receipts)
+        except (OSError, FormatError, ValueError, KeyError, TypeError):
+            return
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
+        """The shard with this key, or None.
+
+        Args:
+            key: the key of the new shard.
+            plan: the new shard.
+            keys: makes the keys of the new output.
+        """
+        receipt, formats, columns = self._by_key.get(key), keys.formats, keys.columns
+        if receipt is None or self.manifest is None:
+            return None
+        before = files_named(formats, columns, receipt.shard, self._shards[receipt.part])
+        after = files_named(formats, columns, plan.shard, plan.shards)
+        if before is None or after is None:
+            return None
+        folder = folder_of_shard(self.manifest, receipt.domain, receipt.split)
+        written = {file.path: file for file in receipt.files}
+        old = [written.get(f"{folder}/{name}") for name, content in before.items() if content is None]
+        new = [f"{plan.folder}/{name}" for name, content in after.items() if content is None]
+        if len(old) != len(new) or None in old:
+            return None
+        described = {f"{plan.folder}/{name}": content for name, content in after.items() if content is not None}
+        files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
+        here = [WrittenFile(name, file.bytes, file.sha256) for file, name in files]
+        here = sorted(here + written_files(described), key=lambda file: file.path)
+        receipt = dataclasses.replace(
+            receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here)
+        )
+        return EarlierShard(self._folder, receipt, files, described)
+
+
+def files_named(formats: Sequence[str], columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
+    """The files of a shard in all formats; None if a format does not name its files."""
+    found: FilesOfShard = {}
+    for name in formats:
+        files = FORMATS[name].files(columns, shard, shards)
+        if files is None:
+            return None
+        found |= files
+    return found
+
+
+def written_files(contents: Mapping[str, bytes]) -> list[WrittenFile]:
+    """The entries of files in a manifest; `contents`: path -> content."""
+    return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()]
+
+
+def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:
+    """The counts of shards in `run.json`."""
+    hows = Counter(shard.how for shard in shards)
+    damaged = {"shards_damaged": hows["damaged"]} if hows["damaged"] else {}
+    return {"shards_linked": hows["linked"], "shards_written": hows["written"] + hows["damaged"], **damaged}
 
 
 def _counted(
@@ -209,18 +392,17 @@ class Publisher:
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
-        if text is None and Versions(self.output).latest() is not None:
+        if text is not None and not is_manifest(text):
+            return no_manifest(join(self.output, MANIFEST))
+        if text is None and Versions(self.output).names():
             return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
-        if not is_manifest(text):
-            return (
-                f"{self.output} exists and is no output of beam_prep (no {MANIFEST} of ours): "
-                "choose another -o, or remove it"
-            )
+        if text is None:
+            return f"{self.output} is no output of beam_prep (no {MANIFEST} in it): choose another -o, or remove it"
         if not self.overwrite:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
-        if text is not None and is_local(self.output) and (foreign := foreign_within(self.output, text)):
+        if is_local(self.output) and (foreign := foreign_within(self.output, text)):
             return f"{self.output} would be replaced with all that lies in it, and {foreign}: move it"
         return None
 

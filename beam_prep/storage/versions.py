@@ -82,6 +82,8 @@ class Versions:
         if not os.path.isdir(self.root):
             return f"{self.root} is a file: choose another -o"
         # Only complete versions may be here. A folder without a manifest may be a version that another machine makes.
+        if not os.path.islink(latest := join(self.root, LATEST)) and os.path.lexists(latest):
+            return f"{latest} is a file or a folder, wanted a link to a version: remove it, and run again"
         others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names()})
         if others:
             return f"{self.root} is no folder of versions, it holds {others[0]!r}: choose another -o"

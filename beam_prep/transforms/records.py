@@ -15,7 +15,7 @@ from beam_prep.errors import ConfigError
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.reading.records import MAX_LINE_BYTES, Records
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.splits import BLOCK_BYTES, pack_files, read_split, split_files
+from beam_prep.storage.inputs import BLOCK_BYTES, pack_files, read_split, split_files
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.steps import BlockStep, timed

@@ -23,8 +23,7 @@ from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rat
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import Staging, normalise_path
-from beam_prep.storage.publish import Publisher, write_rejects
-from beam_prep.storage.reuse import KeyedShard, WrittenShard
+from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard, write_rejects
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss

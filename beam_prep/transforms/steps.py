@@ -26,7 +26,7 @@ from beam_prep.reading.keys import Keys, keep_fields, key_records
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
-from beam_prep.storage.references import read_references
+from beam_prep.storage.shipped import read_references
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch, in_domain
 from beam_prep.tokens.mask import MaskPolicy, RoleMask, RowsWithoutLoss, build_mask

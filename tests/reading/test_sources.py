@@ -13,7 +13,7 @@ from beam_prep.reading.source import Source
 from beam_prep.reading.sources import refusal
 from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.splits import first_records, is_stream, split_file
+from beam_prep.storage.inputs import first_records, is_stream, split_file
 
 
 class Bars(Source):

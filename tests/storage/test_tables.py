@@ -18,8 +18,7 @@ from beam_prep.data.hashing import CHUNK, tree_digest
 from beam_prep.errors import InputError
 from beam_prep.reading.records import RawBlock
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.inputs import digest_of_input
-from beam_prep.storage.splits import blocks_of, first_records, split_file
+from beam_prep.storage.inputs import blocks_of, digest_of_input, first_records, split_file
 from beam_prep.storage.stores.client import ANY
 from tests.storage.memory import MemoryStore
 

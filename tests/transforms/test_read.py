@@ -25,7 +25,7 @@ from beam_prep.reading.records import Records, parse, read_blocks
 from beam_prep.reading.source import SHARED_BYTES
 from beam_prep.storage import files as _files
 from beam_prep.storage.files import list_inputs, open_input
-from beam_prep.storage.splits import pack_files, read_split, split_file, split_files
+from beam_prep.storage.inputs import pack_files, read_split, split_file, split_files
 from beam_prep.transforms.records import ReadJSONL
 
 BLOCK = 65536

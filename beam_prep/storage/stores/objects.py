@@ -26,13 +26,11 @@ from beam_prep.storage.stores.client import (
     ObjectInfo,
     StoreClient,
     StoreUnavailable,
-    T,
     is_local,
     options_here,
     with_retries,
 )
-from beam_prep.storage.stores.gcs import GCSClient
-from beam_prep.storage.stores.s3 import S3Client
+from beam_prep.storage.stores.clients import GCSClient, S3Client
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -247,22 +245,6 @@ def read_bytes(path: str) -> bytes:
     if found is None:
         raise FileNotFoundError(path)
     return found[0]
-
-
-def read_shared(read: Callable[[str], T], path: str) -> T:
-    """Reads a file that the launcher has written. A shared folder may show it late, so a missing file is tried again.
-
-    Raises:
-        StorageError: the file did not appear in time.
-    """
-
-    def reading() -> T:
-        try:
-            return read(path)
-        except OSError as error:
-            raise StoreUnavailable(str(error)) from None
-
-    return with_retries(reading, path)
 
 
 def read_version(path: str) -> tuple[bytes, str] | None:

@@ -1,9 +1,15 @@
-"""Evaluation data for decontamination. The launcher reads it, and sends it to the workers as one file."""
+"""What the launcher copies to a folder that workers elsewhere read: the tokenizer, evaluation data (decontamination).
+
+It also loads both: a tokenizer from a store, evaluation data from its files.
+"""
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,15 +17,112 @@ import pyarrow as pa
 from beam_prep.data.block import InputFile, Split
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
-from beam_prep.errors import FormatError, InputError, StorageError
+from beam_prep.errors import FormatError, InputError, StorageError, TokenizerError
 from beam_prep.formats.cached_block import Sealed, seal_batches
 from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in
-from beam_prep.storage.files import join, list_inputs, write_file
-from beam_prep.storage.splits import BLOCK_BYTES, read_split
-from beam_prep.storage.stores.client import StoreOptions, is_local
-from beam_prep.storage.stores.objects import read_bytes, read_shared
+from beam_prep.storage.files import join, list_inputs, read_file, write_file
+from beam_prep.storage.inputs import BLOCK_BYTES, read_split
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, T, is_local, with_retries
+from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.tokens import resolver
+from beam_prep.tokens.tokenizer import Tokenizer
+
+
+def _read(read: Callable[[str], T], path: str, options: StoreOptions, what: str) -> T:
+    """Reads a file that the launcher has written. A shared folder may show it late, so a missing file is tried again.
+
+    Raises:
+        StorageError: the file did not appear in time, or is damaged; `what` names it.
+    """
+    options.activate()
+
+    def reading() -> T:
+        try:
+            return read(path)
+        except OSError as error:
+            raise StoreUnavailable(str(error)) from None
+
+    try:
+        return with_retries(reading, path)
+    except (StorageError, FormatError) as error:
+        raise StorageError(
+            f"{what} cannot be read on this worker: {error}. "
+            "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
+        ) from None
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Like `Tokenizer.load`, also for a folder on gs:// or s3://, which is first copied to this disk without weights.
+
+    Raises:
+        TokenizerError: there is no usable tokenizer.
+        StorageError: the store does not answer, or refuses.
+    """
+    given = os.fspath(path)
+    if is_local(given):
+        return Tokenizer.load(given)
+    base = given.rstrip("/") + "/"
+    names = [each.path[len(base) :] for each in objects.listed(base)]
+    names = [name for name in names if name.rpartition("/")[0] in ("", resolver.BELOW)]
+    names = [name for name in names if name and Path(name).suffix not in resolver.WEIGHTS]
+    if not names:
+        raise TokenizerError(f"no tokenizer folder {given!r}: wanted one with tokenizer.json; check bucket and path")
+    with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as copied:
+        for name in names:
+            (Path(copied) / name).parent.mkdir(exist_ok=True)
+            (Path(copied) / name).write_bytes(read_bytes(base + name))
+        try:
+            found = Tokenizer.load(copied)
+        except TokenizerError as error:
+            raise TokenizerError(str(error).replace(copied, given)) from None
+        if Path(found.folder) == Path(copied):  # `load` does not copy a folder that `save` wrote
+            found = found.keep()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFolder:
+    """A tokenizer's files in a folder that all workers can read: the `TokenizerSource` of a `Tokenizer`.
+
+    Attributes:
+        path: the folder.
+        names: its files.
+        options: the store options that workers activate.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    options: StoreOptions = field(default_factory=StoreOptions.current, compare=False)
+
+    def __str__(self) -> str:
+        return self.path
+
+    def fetch(self, folder: Path) -> None:
+        """Copies the files into a local folder, with the store options of the launcher.
+
+        Raises:
+            TokenizerError: the files cannot be read.
+        """
+        what = f"the tokenizer's folder {self.path}"
+        for name in self.names:
+            try:
+                data = _read(read_bytes, join(self.path, name), self.options, what)
+            except StorageError as error:
+                raise TokenizerError(str(error)) from None
+            (folder / name).write_bytes(data)
+
+
+def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:
+    """Copies a tokenizer's files to a folder that all workers can read. Returns the tokenizer that loads from it."""
+    place = join(folder, "tokenizers", tokenizer.fingerprint)
+    contents = tokenizer.contents()
+    for name, content in contents.items():
+        write_file(join(place, name), content)  # it replaces an old file, which an earlier launch may have left damaged
+    return tokenizer.from_source(TokenizerFolder(place, tuple(contents)))
+
 
 _ARRAYS = ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
 
@@ -75,11 +178,11 @@ def read_references(against: Sequence[str], fields: Sequence[str] | None, ngram:
         files = list_inputs(against)
     except InputError as error:
         raise InputError(f"preprocessing.decontaminate.against: {error}") from None
-    return _read(tuple(files), None if fields is None else tuple(fields), ngram)
+    return _references(tuple(files), None if fields is None else tuple(fields), ngram)
 
 
 @functools.lru_cache(maxsize=2)
-def _read(files: tuple[InputFile, ...], fields: tuple[str, ...] | None, ngram: int) -> References:
+def _references(files: tuple[InputFile, ...], fields: tuple[str, ...] | None, ngram: int) -> References:
     builder, found = IndexBuilder(ngram), []
     for number, source in enumerate(files):
         lines, nodes, records = 0, list[Node](), 0
@@ -149,15 +252,13 @@ class IndexFile:
 
 @functools.lru_cache(maxsize=2)
 def _loaded(file: IndexFile) -> Index:
-    file.options.activate()
-    try:
-        sealed = Sealed(_mapped(file.path), "")
-        batch = sealed.batch(0)
-    except (StorageError, FormatError) as error:
-        raise StorageError(
-            f"the evaluation data of preprocessing.decontaminate cannot be read on this worker, {file.path}: {error}. "
-            "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
-        ) from None
+    what = f"the evaluation data of preprocessing.decontaminate, {file.path},"
+    return _read(_index_in, file.path, file.options, what)
+
+
+def _index_in(path: str) -> Index:
+    sealed = Sealed(read_file(path), "")
+    batch = sealed.batch(0)
     arrays = {name: batch.column(name).values.to_numpy() for name in _ARRAYS}
     about = sealed.fact("index")
     return Index(**arrays, **{**about, "files": tuple(about["files"])})
@@ -167,11 +268,7 @@ def _column(values: Array) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), pa.array(values))
 
 
-def _mapped(path: str) -> pa.NativeFile:
-    return read_shared(pa.memory_map, path) if is_local(path) else pa.BufferReader(read_shared(read_bytes, path))
-
-
-def ship(references: References, folder: str) -> IndexFile:
+def ship_references(references: References, folder: str) -> IndexFile:
     """Writes the index to a folder that all workers can read."""
     index = references.index
     batch = pa.record_batch({name: _column(getattr(index, name)) for name in _ARRAYS})
