@@ -25,7 +25,7 @@ from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import FormatError
-from beam_prep.formats.batches import array_of, rows_of
+from beam_prep.formats.arrow import array_of, rows_of
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import Drop, drops, marks
 from beam_prep.shards.row_index import RowIndex

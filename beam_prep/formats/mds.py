@@ -25,7 +25,6 @@ import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import compress, pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,23 +32,12 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import (
-    FileFormat,
-    FileReader,
-    OpenFile,
-    Row,
-    cast,
-    check_kinds,
-    check_rows,
-    in_temporary_folder,
-    map_file,
-)
+from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, cast, in_temporary_folder, map_file
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
 from beam_prep.shards.domains import part_of
 
-__all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter"]
-
 INDEX = "index.json"
+_NAME = "shard.{shard:05d}.mds"
 
 _U4 = np.dtype("<u4")
 _WIDTHS: dict[bytes, np.dtype[Any]] = {b"\x04": np.dtype("<u1"), b"\x05": np.dtype("<u2"), b"\x06": _U4}
@@ -57,44 +45,11 @@ _WIDTHS: dict[bytes, np.dtype[Any]] = {b"\x04": np.dtype("<u1"), b"\x05": np.dty
 _COPY_BYTES = 1 << 20
 
 
-class MDS(FileFormat):
-    """The format `mds`; see the module."""
-
-    name = "mds"
-    file_name = "shard.{shard:05d}.mds"
-    sizes_in = "bytes"
-    strings = "single"
-    largest = 7 << 29
-    """Bytes of values, below 4 GiB: the offsets are uint32. The rest is room for sizes, offsets and description."""
-    most_bytes = 2**32 - 1
-    """Bytes of a shard with all of these: its last offset."""
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
-        """See `Format.writer`."""
-        check_kinds(self, columns)
-        return MDSWriter(open_file, columns, self.file(shard, shards), self.most_bytes)
-
-    def described(
-        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
-    ) -> dict[str, bytes]:
-        """See `Format`: an `index.json` for each domain, as `MDSWriter` writes it."""
-        found = {}
-        for (split, domain), some in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
-            folder = part_of(split, domains[domain])
-            text = json.dumps(_index(columns, folder, list(some)), sort_keys=True)
-            found[f"{folder}/{INDEX}"] = text.encode()
-        return found
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "MDSReader":
-        """See `Format.read`. The file is mapped into memory; a row is decoded when it is read."""
-        return MDSReader(folder / self.file(shard, shards), columns)
-
-
 def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
     """The content of a domain's `index.json`; `folder`: the domain's folder in the output."""
     entries = []
     for shard in shards:
-        name = MDS.file_name.format(shard=shard.shard)
+        name = _NAME.format(shard=shard.shard)
         file = {file.path: file for file in shard.files}.get(f"{folder}/{name}")
         if file is None:
             raise FormatError(f"{MANIFEST} does not list {folder}/{name}, which {folder}/{INDEX} needs")
@@ -148,27 +103,20 @@ def _description(columns: Sequence[Column]) -> dict[str, Any]:
     }
 
 
-class MDSWriter:
-    """Writes rows to a temporary file. `close` writes the offsets, then copies the rows. See `ShardWriter`."""
+class MDSWriter(FileWriter):
+    """Writes rows to a temporary file. `close` writes the offsets, then copies the rows."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, most_bytes: int) -> None:
-        self._columns, self._most_bytes, self._fields = tuple(columns), most_bytes, _fields(columns)
-        self._description = json.dumps(_description(columns)).encode()
-        self._file = open_file(name)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._fields = _fields(self._columns)
+        self._description = json.dumps(_description(self._columns)).encode()
         with in_temporary_folder():
             self._rows = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `close`)
         self._sizes: list[int] = []
         self._bytes = len(self._description) + 8
 
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`.
-
-        Raises:
-            ValueError: also if the shard becomes larger than 4 GiB.
-        """
-        rows = check_rows(self._columns, columns)
-        if not rows:
-            return
+    def _write(self, columns: Mapping[str, Ragged]) -> None:
+        """Also raises ValueError if the shard becomes larger than 4 GiB."""
         fields = [_encoded(columns[field.column.name], field) for field in self._fields]
         # The sizes of fields of fixed size are not stored.
         said = [field.size is None for field in self._fields]
@@ -178,11 +126,12 @@ class MDSWriter:
             sizes = [len(field) for field in row]
             head = pack(*compress(sizes, said))
             parts += [head, *row]
-            self._sizes.append(len(head) + sum(sizes))
-        self._bytes += sum(self._sizes[-rows:]) + _U4.itemsize * rows
-        if self._bytes > self._most_bytes:
+            size = len(head) + sum(sizes)
+            self._sizes.append(size)
+            self._bytes += size + _U4.itemsize
+        if self._bytes > self._format.most_bytes:
             raise ValueError(
-                f"a shard has more than {self._most_bytes} bytes, which the format mds cannot hold: "
+                f"a shard has more than {self._format.most_bytes} bytes, which the format mds cannot hold: "
                 "lower output.max_tokens_per_shard"
             )
         with in_temporary_folder():
@@ -225,7 +174,7 @@ def _head(length: int) -> bytes:
 
 
 class MDSReader(FileReader):
-    """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
+    """Rows of one shard, decoded from its memory-mapped file."""
 
     def _open(self) -> None:
         self._fields = _fields(self._columns)
@@ -289,3 +238,29 @@ def _decoded(data: Array, field: _Field) -> Array:
     if data[:1].tobytes() not in _WIDTHS or data[1:begin].view(width).tolist() != [len(values)]:
         raise ValueError(f"{field.name!r} is no array of one dimension, or has another length than it says")
     return values
+
+
+class MDS(FileFormat):
+    """The format `mds`; see the module."""
+
+    name = "mds"
+    file_name = _NAME
+    sizes_in = "bytes"
+    strings = "single"
+    writes = MDSWriter
+    reads = MDSReader
+    largest = 7 << 29
+    """Bytes of values, below 4 GiB: the offsets are uint32. The rest is room for sizes, offsets and description."""
+    most_bytes = 2**32 - 1
+    """Bytes of a shard with all of these: its last offset."""
+
+    def described(
+        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
+    ) -> dict[str, bytes]:
+        """See `Format`: an `index.json` for each domain, as `MDSWriter` writes it."""
+        found = {}
+        for (split, domain), some in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
+            folder = part_of(split, domains[domain])
+            text = json.dumps(_index(columns, folder, list(some)), sort_keys=True)
+            found[f"{folder}/{INDEX}"] = text.encode()
+        return found

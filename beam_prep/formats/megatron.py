@@ -25,10 +25,8 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats import FilesOfShard
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
-
-__all__ = ["CODES", "Megatron"]
 
 HEADER = struct.Struct("<9sQBQQ")
 """Magic, version, code of the dtype, number of sequences, number of document offsets (documents + 1)."""

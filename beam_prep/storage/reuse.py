@@ -20,8 +20,7 @@ from typing import Any
 from beam_prep._version import __version__
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FORMATS
-from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats import FORMATS, FilesOfShard
 from beam_prep.formats.manifest import (
     MANIFEST,
     SLICES,
