@@ -177,7 +177,7 @@ class FlatFormat(FileFormat):
     A subclass names the files, and writes and reads the offsets of rows.
     """
 
-    writes = FlatWriter
+    writes: type[Any] = FlatWriter
     reads = FlatReader
 
     def values_file(self, column: Column, shard: int, shards: int) -> str:

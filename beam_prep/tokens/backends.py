@@ -29,7 +29,7 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
-from beam_prep.tokens.tokenizer import AddedToken, CharSpans, Tokenizer, TokenSpans, state_of
+from beam_prep.tokens.tokenizer import AddedToken, CharSpans, Tokenizer, state_of
 
 if TYPE_CHECKING:
     import gigatoken
@@ -215,12 +215,10 @@ class FastEncoder:
             ids = _replaced(ids, left, self.tokenizer.encode(take(texts, left), False))
         return with_parts_around(ids, *_around_text(self.tokenizer)) if add_special_tokens else ids
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
-    ) -> tuple[Ragged, TokenSpans]:
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
         if not len(spans):
-            return self.encode(texts, add_special_tokens), TokenSpans(spans.start, spans.stop)
+            return self.encode(texts, add_special_tokens), np.zeros((2, 0), np.int64)
         table = token_bytes(self.tokenizer)
         if table is None:
             self.fell_back += len(texts)
@@ -240,17 +238,15 @@ class FastEncoder:
         if add_special_tokens:
             before, after = _around_text(self.tokenizer)
             ids = with_parts_around(ids, before, after)
-            tokens = TokenSpans(tokens.start + len(before), tokens.stop + len(before))
-        empty = spans.start >= spans.stop
-        tokens.start[empty] = tokens.stop[empty] = 0
+            tokens += len(before)
+        tokens[:, spans.start >= spans.stop] = 0
         if lossless.all():
             return ids, tokens
         places = np.flatnonzero(~lossless)
         self.fell_back += len(places)
         mine = ~lossless[spans.text]
         theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
-        found, encoded = self.tokenizer.encode_spans(take(texts, places), add_special_tokens, theirs)
-        tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
+        found, tokens[:, mine] = self.tokenizer.encode_spans(take(texts, places), add_special_tokens, theirs)
         return _replaced(ids, places, found), tokens
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
@@ -301,8 +297,8 @@ def _in_bytes(others: Sequence[str], places: Array, spans: CharSpans) -> tuple[A
 
 def _overlapping(
     ids: Ragged, lengths: Array, ends: Array, totals: Array, text: Array, start: Array, stop: Array
-) -> TokenSpans:
-    """The tokens that overlap ranges of bytes of texts.
+) -> Array:
+    """int64 [2, ranges]: the tokens that overlap ranges of bytes of texts.
 
     Args:
         ids: ids of the texts.
@@ -317,7 +313,7 @@ def _overlapping(
     before = np.maximum(first - 1, 0)
     first -= (first > ids.offsets[text]) & (ends[before] == start) & (lengths[before] == 0) if len(ends) else 0
     last = np.searchsorted(ends, stop, side="left") + 1
-    return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
+    return np.stack([first, last]) - ids.offsets[text]
 
 
 # Offsets: the number of bytes of a text that each of its tokens represents, if the vocabulary determines it. There are

@@ -156,7 +156,7 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     piece = np.concatenate([part[bounded], begun])
     from_char = np.concatenate([pieces.segments["start"][bounded], ends - 1])
     to_char = np.concatenate([pieces.segments["stop"][bounded], ends])
-    from_token, to_token = np.zeros(len(piece), np.int64), np.zeros(len(piece), np.int64)
+    tokens = np.zeros((2, len(piece)), np.int64)
     by_piece = np.argsort(piece, kind="stable")
     apart = np.zeros(len(pieces.texts), bool)
     apart[[*pieces.parts]] = True
@@ -171,21 +171,20 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
         else:
             mine = by_piece[chosen[piece[by_piece]]]
             wanted = CharSpans(np.searchsorted(members, piece[mine]), from_char[mine], to_char[mine])
-            ids, tokens = encoder.encode_spans(take(pieces.texts, members), special, wanted)
-            from_token[mine], to_token[mine] = tokens.start, tokens.stop
+            ids, tokens[:, mine] = encoder.encode_spans(take(pieces.texts, members), special, wanted)
         parts.append(ids)
         order.append(members)
     encoded = Ragged.concat(parts or [Ragged.from_lists([])])
     if len(parts) > 1:
         encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
     start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
-    start[bounded], stop[bounded] = from_token[: len(bounded)], to_token[: len(bounded)]
+    start[bounded], stop[bounded] = tokens[:, : len(bounded)]
     prompted, border, is_prefix = _borders(pieces, encoded, encoder)
     # True if the prompt's last token is not also the first token behind the prompt.
     is_prefix[begun] = True
     after = pieces.borders[begun]
     followed = np.flatnonzero(after < pieces.borders[begun + 1])
-    is_prefix[begun[followed]] = to_token[len(bounded) + followed] <= start[after[followed]]
+    is_prefix[begun[followed]] = tokens[1, len(bounded) + followed] <= start[after[followed]]
     return _Encoded(encoded, start, stop, prompted, border, is_prefix)
 
 

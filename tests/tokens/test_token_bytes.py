@@ -53,7 +53,7 @@ def compare(reference: Tokenizer, texts: Sequence[str]) -> int:
         fast = FastEncoder(reference)
         found, mine = fast.encode_spans(texts, special, spans)
         assert found.to_lists() == ids.to_lists()
-        assert mine.to_list() == tokens.to_list()
+        assert mine.tolist() == tokens.tolist()
     return fast.fell_back
 
 
