@@ -18,7 +18,7 @@ from beam_prep.storage.publish import same_facts
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.versions import Versions, new_name
-from beam_prep.tokens.check import IN_FULL
+from beam_prep.tokens.batch import IN_FULL
 
 _UNTIL_WORKERS_START = 3600.0
 """Seconds that workers may take to start."""

@@ -49,7 +49,7 @@ from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.versions import check_name
-from beam_prep.tokens.check import CachePolicy
+from beam_prep.tokens.batch import CachePolicy
 from beam_prep.transforms.records import ReadJSONL
 
 log = logging.getLogger("beam_prep")

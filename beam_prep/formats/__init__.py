@@ -283,7 +283,7 @@ class FileReader:
             raise IndexError(f"row {index} of {len(self)}")
         try:
             return self._row(number)
-        except ValueError as error:
+        except (IndexError, RuntimeError, ValueError) as error:
             raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
 
     def _row(self, number: int) -> Row:

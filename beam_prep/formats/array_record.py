@@ -28,8 +28,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, in_temporary_folder
+from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, expected, in_temporary_folder
 from beam_prep.formats.tfrecord import decode_example, encode_examples, stored_in_example
 
 MODULE = "array_record.python.array_record_module"
@@ -85,13 +84,11 @@ class ArrayRecordReader(FileReader):
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`. Reads the file."""
-        return np.array([len(self._record(number)) for number in range(self._rows)], np.int64)
+        with expected(self._path):
+            return np.array([len(self._record(number)) for number in range(self._rows)], np.int64)
 
     def _record(self, number: int) -> bytes:
-        try:
-            (record,) = self._library().read([number])
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise FormatError(f"{self._path}: record {number} is damaged: {error}") from None
+        (record,) = self._library().read([number])
         return bytes(record)
 
     def _library(self) -> Any:

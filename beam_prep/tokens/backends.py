@@ -285,13 +285,9 @@ def _in_bytes(others: Sequence[str], places: Array, spans: CharSpans) -> tuple[A
     start, stop = spans.start.copy(), spans.stop.copy()
     firsts, lasts = (np.searchsorted(spans.text, places, side).tolist() for side in ("left", "right"))
     for text, first, last in zip(others, firsts, lasts, strict=True):
-        begins, ends = start[first:last].tolist(), stop[first:last].tolist()
-        in_bytes, at, size = dict[int, int](), 0, 0
-        for character in sorted({*begins, *ends}):  # positions of all characters would take 8 bytes each
-            size += len(text[at:character].encode())
-            at, in_bytes[character] = character, size
-        start[first:last] = [in_bytes[character] for character in begins]
-        stop[first:last] = [in_bytes[character] for character in ends]
+        data = np.frombuffer(text.encode(), np.uint8)
+        at = np.append(np.flatnonzero(data >> 6 != 2), len(data))  # where each character begins
+        start[first:last], stop[first:last] = at[start[first:last]], at[stop[first:last]]
     return start, stop
 
 

@@ -226,7 +226,8 @@ def truncate(
     """
     if mode not in get_args(TruncationMode):
         raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(get_args(TruncationMode))}")
-    lost = _lost_of_all(batch, max_seq_len)
+    shorter = _shorter(batch, max_seq_len, mode)
+    lost = batch.lengths - shorter.lengths
     cut = lost > 0
     if not cut.any():
         return batch
@@ -239,15 +240,10 @@ def truncate(
             f"raise {setting}, or choose another truncation_mode"
         )
     batch = reject_equal_sides(batch)  # sides that become equal later do so because they are cut
-    lost = _lost_of_all(batch, max_seq_len)
-    cut = lost > 0
-    columns = {
-        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
-        for name, rows in batch.columns.items()
-    }
-    shorter = batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, max_seq_len, mode)))
+    shorter = _shorter(batch, max_seq_len, mode)
+    lost = batch.lengths - shorter.lengths
     shorter.count(CUT_TOKENS, lost)
-    shorter.count("truncated_rows", cut, once=True)
+    shorter.count("truncated_rows", lost > 0, once=True)
     if mode == "keep_start" and eos_id is not None:
         ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
         ended = [_count(batch[name], eos_id) > _count(shorter[name], eos_id) for name in ids]
@@ -255,10 +251,12 @@ def truncate(
     return shorter
 
 
-def _lost_of_all(batch: Batch, max_seq_len: int) -> Array:
-    """int64 [rows]: the ids of each row that are cut off."""
-    found = [_lost(rows, max_seq_len) for name, rows in batch.columns.items() if batch.schema[name].role == "ids"]
-    return np.sum(found, axis=0) if found else np.zeros(len(batch), np.int64)
+def _shorter(batch: Batch, length: int, mode: str) -> Batch:
+    columns = {
+        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, length, mode)
+        for name, rows in batch.columns.items()
+    }
+    return batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, length, mode)))
 
 
 def _count(rows: Ragged, token: int) -> Array:
@@ -266,15 +264,10 @@ def _count(rows: Ragged, token: int) -> Array:
     return rows.sums(rows.flat == token)
 
 
-def _lost(rows: Ragged, length: int) -> Array:
-    """int64 [rows]: tokens beyond `length`, of all sequences of each row."""
-    inner = rows.values if isinstance(rows.values, Ragged) else rows
-    lost = np.maximum(inner.lengths - length, 0)
-    return np.diff(offsets_of(lost)[rows.offsets]) if isinstance(rows.values, Ragged) else lost
-
-
 def _cut(rows: Ragged, length: int, mode: str) -> Ragged:
     if isinstance(rows.values, Ragged):
         return Ragged(_cut(rows.values, length, mode), rows.offsets)
+    if rows.lengths.max(initial=0) <= length:
+        return rows
     kept = np.minimum(rows.lengths, length)
     return rows.cut(0 if mode == "keep_start" else rows.lengths - kept, kept)

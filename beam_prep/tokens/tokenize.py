@@ -1,14 +1,20 @@
-"""`tokenize`: encodes pieces of text into a `Batch`."""
+"""Makes a `Batch`: `tokenize` encodes pieces of text; `from_rollouts` and `from_tokens` take records that have ids."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from beam_prep.data.block import sample, step
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
 from beam_prep.data.rendered import UNSET, Pieces, Rendered
-from beam_prep.data.schema import Column
+from beam_prep.data.schema import Column, Output, Section
+from beam_prep.reading.adapters import record_domain, record_weight
+from beam_prep.reading.filters import LeftOut, work_on_each
+from beam_prep.reading.records import Record, Records
+from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout, token_weights, tokenized
 from beam_prep.tokens.backends import FastEncoder, encoder_of, name_of
 from beam_prep.tokens.batch import Batch, Segments
 from beam_prep.tokens.tokenizer import CharSpans, Encoder, Tokenizer
@@ -285,4 +291,120 @@ def tokenize_with(rendered: Rendered, tokenizer: Tokenizer, backend: str, sample
         if records:
             batch.made[f"encoded_by_{name}"] = records
             batch.made[f"encoder: {name_of(name)}"] = records
+    return batch
+
+
+# Records that are tokenised already.
+
+
+@step
+def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_key: str | None = None) -> Batch:
+    """The ids, masks, log probabilities, numbers and texts of each record, unchanged.
+
+    The column of responses comes first, so its tokens measure shards. Records without any of the fields are dropped
+    (`empty`). For rejects see `read_rollout`.
+
+    Args:
+        records: the records.
+        fields: the names of a record's fields.
+        max_id: the tokenizer's largest id.
+        domain_key: the field of a record that names its domain.
+    """
+    batch, found = _read(records, _outputs(fields), domain_key, lambda record: read_rollout(record, fields, max_id))
+    if fields.response_ids is not None:
+        depth = 2 if fields.grouped else 1
+        responses = _responses(found, depth)
+        _add(batch, Column("response_ids", "int32", depth, "ids"), responses)
+        masks = [rollout.mask for rollout in found if rollout.mask is not None]
+        logprobs = [rollout.logprobs for rollout in found if rollout.logprobs is not None]
+        if fields.loss_mask is not None:
+            column = Column("loss_mask", "int32", depth, "mask", of="response_ids")
+            _add(batch, column, responses.with_flat(_joined(masks, np.uint8)))
+        if fields.logprobs is not None:
+            column = Column("logprobs", "float32", depth, "token_value", of="response_ids")
+            _add(batch, column, responses.with_flat(_joined(logprobs, np.float64)))
+    _add(batch, Column("prompt_ids", "int32", 1, "ids"), _flat([rollout.prompt for rollout in found], np.int32))
+    for name in fields.numbers:
+        dtype = "int64" if name == "policy_version" else "float32"
+        numbers = [np.array(rollout.numbers[name], np.float64) for rollout in found]
+        _add(batch, Column(name, dtype, 1, "value"), _flat(numbers, np.float64))
+    for name in dict(fields.texts):
+        _add(batch, Column(name, "uint8", 1, "text"), _flat([rollout.texts[name] for rollout in found], np.uint8))
+    return batch
+
+
+_Read = TypeVar("_Read")
+
+
+def _read(
+    records: Records, outputs: tuple[Output, ...], domain_key: str | None, read: Callable[[Record], _Read | None]
+) -> tuple[Batch, list[_Read]]:
+    """(a batch without columns, the values that `read` returned). Records for which it returns None are dropped."""
+
+    def work(record: Record) -> tuple[_Read, str]:
+        each, domain = read(record), record_domain(record, domain_key)
+        if each is None:
+            raise LeftOut("empty")
+        return each, domain
+
+    left = work_on_each(records, work)
+    found: Any = left.rows
+    domains = [domain for _, domain in found]
+    batch = Batch(left.origin, left.ledger, left.line, left.receipt, outputs, domains, made=dict(left.made))
+    return batch, [each for each, _ in found]
+
+
+def _outputs(fields: RolloutFields) -> tuple[Output, ...]:
+    prompt = Output("prompt_ids", "ids", (Section(fields.prompt_ids, "mask"),))
+    if fields.response_ids is None:
+        return (prompt,)
+    mask = None if fields.loss_mask is None else "loss_mask"
+    sections = (Section(fields.response_ids, "train"),)
+    return Output("response_ids", "list" if fields.grouped else "ids", sections, mask), prompt
+
+
+def _add(batch: Batch, column: Column, rows: Ragged) -> None:
+    batch.columns[column.name], batch.schema[column.name] = rows, column
+
+
+def _joined(parts: list[Array], dtype: type) -> Array:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _flat(rows: list[Array], dtype: type) -> Ragged:
+    return Ragged.from_lengths(_joined(rows, dtype), [len(row) for row in rows])
+
+
+def _responses(found: list[Rollout], depth: int) -> Ragged:
+    flat = _joined([rollout.responses for rollout in found], np.int32)
+    each = Ragged.from_lengths(flat, [length for rollout in found for length in rollout.lengths])
+    return each if depth == 1 else Ragged.from_lengths(each, [len(rollout.lengths) for rollout in found])
+
+
+@step
+def from_tokens(records: Records, output: Output, max_id: int, domain_key: str | None = None) -> Batch:
+    """The ids of each record's `input_ids`, the mask from its labels or masks, and weights if the output has them.
+
+    Records without ids are dropped (`empty`). Records with ids beyond `max_id`, the tokenizer's largest, are rejected.
+    """
+    assert output.mask_name is not None
+
+    def read(record: Record) -> tuple[Array, Array, Array] | None:
+        row = tokenized(record, max_id)
+        if row is None:
+            return None
+        ids, mask = row
+        weights = np.zeros(0, np.float32)
+        if output.weights_name is not None:
+            per_token = record_weight(record) * token_weights(record, "loss_weights", len(ids))
+            mask = mask & (per_token > 0)
+            weights = np.where(mask, per_token, 0).astype(np.float32)
+        return (ids, mask, weights) if len(ids) else None
+
+    batch, found = _read(records, (output,), domain_key, read)
+    ids, masks, weights = ([row[place] for row in found] for place in range(3))
+    _add(batch, Column(output.name, "int32", 1, "ids"), _flat(ids, np.int32))
+    _add(batch, Column(output.mask_name, "int32", 1, "mask", of=output.name), _flat(masks, np.uint8))
+    if output.weights_name is not None:
+        _add(batch, Column(output.weights_name, "float32", 1, "weights", of=output.name), _flat(weights, np.float32))
     return batch
