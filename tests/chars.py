@@ -21,6 +21,11 @@ BOS, EOS = "^", "$"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
 
 
+def char_spans(places: Sequence[tuple[int, int, int]]) -> CharSpans:
+    """From (text, start, stop) of each span."""
+    return CharSpans(*np.array(places, np.int64).reshape(-1, 3).T)
+
+
 class Chars:
     """Its special tokens are `^` before and `$` behind a text. It counts how often it is asked, and for how much."""
 

@@ -130,15 +130,6 @@ class Sealed:
             raise self._damaged(f"its bytes from {start} to {stop} are not what was written")
         return data
 
-    def check_all(self) -> None:
-        """Checks all parts.
-
-        Raises:
-            FormatError: a part is not what was written.
-        """
-        for number in range(len(self._crcs)):
-            self.part(number)
-
     def _read(self, start: int, stop: int) -> pa.Buffer:
         self._file.seek(start)
         return self._file.read_buffer(stop - start)
@@ -268,7 +259,9 @@ def check_whole(source: pa.NativeFile, name: str, ending: str) -> pa.NativeFile:
         FormatError: the file is cut or damaged, or belongs to another block.
     """
     whole = pa.BufferReader(source.read_buffer())
-    Sealed(whole, name + ending).check_all()
+    sealed = Sealed(whole, name + ending)
+    for number in range(1 + sealed.batches):
+        sealed.part(number)
     return whole
 
 

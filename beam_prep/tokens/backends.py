@@ -20,7 +20,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -128,24 +128,25 @@ _TRIED_AS = ("a{0}b 1{0}2 {0}{0} 's{0}\n{0} \n", "{0}'s {0}a", "a\u0300{0}\u0316
 _UNTRIED, _SAME, _OTHER = range(3)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class WithGigatoken:
     """A tokenizer that gigatoken has loaded.
 
-    Args:
+    Attributes:
         tokenizer: the reference.
         loaded: the same tokenizer in gigatoken.
         looks: its steps use Unicode tables.
         normalises: its normaliser uses them.
         vague: added tokens may match only after NFC.
+        _tried: by code point, what was found.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
-    ) -> None:
-        self._tokenizer, self._loaded = tokenizer, loaded
-        self._looks, self._normalises, self._vague = looks, normalises, vague
-        self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # by code point
-        self._tried[:0x80] = _SAME
+    tokenizer: Tokenizer
+    loaded: "gigatoken.Tokenizer"
+    looks: bool
+    normalises: bool
+    vague: bool
+    _tried: Array = field(default_factory=lambda: np.full(0x110000, _UNTRIED, np.uint8))
 
     def encode(self, texts: Sequence[str], located: bool = False) -> tuple[Ragged, Array]:
         """Encodes the texts, and says which of them the reference has to encode.
@@ -159,18 +160,18 @@ class WithGigatoken:
             whose ids may differ from the reference's.
         """
         left = np.zeros(0, np.int64)
-        wide = [place for place, text in enumerate(texts) if self._looks and not text.isascii()]
+        wide = [place for place, text in enumerate(texts) if self.looks and not text.isascii()]
         if wide:
             picked = [texts[place] for place in wide]
             left = np.array(wide)[self._with_others(picked)]
-            if self._vague or (located and self._normalises):
+            if self.vague or (located and self.normalises):
                 changed = [place for place in wide if not unicodedata.is_normalized("NFC", texts[place])]
                 left = np.union1d(left, np.array(changed, np.int64))
         return self._encode(texts), left
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
         # One by one, as numpy arrays: a batch is an awkward array, whose import takes 0.3 s.
-        rows = [self._loaded.encode(text) for text in texts]
+        rows = [self.loaded.encode(text) for text in texts]
         flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
         return Ragged.from_lengths(flat.view(np.int32), [*map(len, rows)])
 
@@ -187,10 +188,10 @@ class WithGigatoken:
         if unicodedata.ucd_3_2_0.category(character) != "Cn":  # all tables have it
             return True
         kind = unicodedata.category(character)
-        if self._normalises and (kind[0] in "LM" or kind == "Cn"):
+        if self.normalises and (kind[0] in "LM" or kind == "Cn"):
             return False  # it may be reordered, or composed, with its neighbours
         texts = [way.format(character) for way in _TRIED_AS]
-        return self._encode(texts).to_lists() == self._tokenizer.encode(texts, False).to_lists()
+        return self._encode(texts).to_lists() == self.tokenizer.encode(texts, False).to_lists()
 
 
 @dataclass

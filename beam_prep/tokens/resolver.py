@@ -374,13 +374,7 @@ def read(folder: Path) -> dict[str, bytes]:
     Raises:
         OSError: a file exists, but cannot be read.
     """
-    found = {}
-    for name in FILES:
-        try:
-            found[name] = (folder / name).read_bytes()
-        except FileNotFoundError:
-            continue
-    return found
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
 
 
 def cache() -> Path:

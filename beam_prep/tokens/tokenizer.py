@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -40,11 +40,6 @@ class CharSpans:
     text: Array
     start: Array
     stop: Array
-
-    @classmethod
-    def of(cls, spans: Iterable[tuple[int, int, int]]) -> "CharSpans":
-        """From (text, start, stop) of each span."""
-        return cls(*np.array(list(spans), np.int64).reshape(-1, 3).T)
 
     def __len__(self) -> int:
         return len(self.text)

@@ -27,6 +27,7 @@ from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
+from tests.chars import char_spans
 from tests.conftest import shared
 from tests.reference import ours as loaded
 from tests.tokens.test_tokenizer import OURS, _folders, verify_texts
@@ -56,7 +57,7 @@ def spans_of(texts: Sequence[str], seed: int = 0) -> CharSpans:
     places = [
         (place, *sorted(choose_.integers(0, len(text) + 1, 2))) for place, text in enumerate(texts) for _ in "abc"
     ]
-    return CharSpans.of(places)
+    return char_spans(places)
 
 
 def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path) -> None:

@@ -19,7 +19,8 @@ from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver
 from beam_prep.tokens import tokenizer as module
-from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer
+from tests.chars import char_spans
 from tests.conftest import ROOT, SHARED, shared
 from tests.reference import auto
 from tests.reference import ours as load
@@ -100,7 +101,7 @@ def test_more_texts_than_one_call_takes_come_back_in_order() -> None:
     whole = [encoding.ids for encoding in tokenizer.reference.encode_batch(texts, add_special_tokens=False)]
     assert [len(chunk) for chunk in module.chunks(texts)] == [512, 489, 2, 2]  # of 65,536 characters at most
     assert tokenizer.encode(texts, False).to_lists() == whole
-    spans = CharSpans.of((place, 0, 4) for place, text in enumerate(texts) if text)
+    spans = char_spans([(place, 0, 4) for place, text in enumerate(texts) if text])
     ids, places = tokenizer.encode_spans(texts, False, spans)
     assert ids.to_lists() == whole
     assert places.T.tolist() == [[0, len(tokenizer.encode(["text"], False).flat)]] * len(spans)
@@ -116,7 +117,7 @@ def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
         cuts = [sorted(choose.sample(range(len(text) + 1), 2)) for _ in range(5) if len(text) > 1]
         spans += [(place, start, stop) for start, stop in cuts]
     for special in (False, True):
-        ids, found = tokenizer.encode_spans(texts, special, CharSpans.of(spans))
+        ids, found = tokenizer.encode_spans(texts, special, char_spans(spans))
         assert ids.to_lists() == tokenizer.encode(texts, special).to_lists()
         offsets = [backend.encode(text, add_special_tokens=special).offsets for text in texts]
         for (place, start, stop), (first, last) in zip(spans, found.T, strict=True):
@@ -161,7 +162,7 @@ def test_padding_and_truncation_that_are_stored_are_off(tmp_path: Path) -> None:
     folder = copy_of(OURS, tmp_path / "t", padding=PADDING, truncation=TRUNCATION)
     texts = ["a", "a much longer text that would be cut", ""]
     tokenizer, plain = Tokenizer.load(folder), Tokenizer.load(OURS)
-    spans = CharSpans.of([(0, 0, 1), (1, 7, 36)])
+    spans = char_spans([(0, 0, 1), (1, 7, 36)])
     for special in (False, True):
         (ids, places), wanted = (each.encode_spans(texts, special, spans) for each in (tokenizer, plain))
         assert ids.to_lists() == wanted[0].to_lists() == tokenizer.encode(texts, special).to_lists()
