@@ -13,7 +13,7 @@ from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Conversation, Sample, text_of
 from beam_prep.shards.report import lost_causes
-from beam_prep.tokens.mask import trained_tokens
+from beam_prep.tokens.rows import trained_tokens
 
 _RARE = 0.01
 """Below this share of records, control characters, copies and the like are normal for web texts, and no finding."""

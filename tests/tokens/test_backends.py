@@ -23,8 +23,8 @@ from beam_prep.errors import TokenizerError
 from beam_prep.tokens import backends as module
 from beam_prep.tokens.backends import FastEncoder, choose, encoder_of
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.resolver import PROBES
+from beam_prep.tokens.rows import RoleMask, build_mask
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 from tests.chars import char_spans
