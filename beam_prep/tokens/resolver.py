@@ -218,13 +218,8 @@ def _check_named(folder: str, found: Any) -> None:
     transformers gives such a token an id behind the last one, for which a model has no row. A token that only a class
     adds (GemmaTokenizer's pad_token) is ignored if nothing writes it.
     """
-    config, others, added, model, source = (
-        _json_of(folder, name)
-        for name in (
-            *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
-            "tokenizer.json",
-        )
-    )
+    names = ("tokenizer_config", "special_tokens_map", "added_tokens", "config", "tokenizer")
+    config, others, added, model, source = (_json_of(folder, f"{name}.json") for name in names)
     given = [*source.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values()]
     known = {*found.backend_tokenizer.get_vocab(False), *added, *(token["content"] for token in given)}
     written = {*found.backend_tokenizer.encode("a").tokens, found.eos_token, found.pad_token}

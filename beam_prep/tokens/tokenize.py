@@ -109,17 +109,11 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
     theirs = _encode(pieces.take(picked), reference)
     segments = np.isin(_piece_of_segment(pieces), picked)
     rows = np.searchsorted(pieces.sequences[pieces.rows], picked, "right")  # from 1 on: how many there are counts
-    return set(rows.tolist()), all(
-        np.array_equal(one, other)
-        for one, other in (
-            (encoded.ids.take(picked).flat, theirs.ids.flat),
-            (encoded.ids.lengths[picked], theirs.ids.lengths),
-            (encoded.start[segments], theirs.start),
-            (encoded.stop[segments], theirs.stop),
-            (encoded.border[picked], theirs.border),
-            (encoded.is_prefix[picked], theirs.is_prefix),
-        )
-    )
+    mine = encoded.ids.take(picked)
+    pairs = [(mine.flat, theirs.ids.flat), (mine.lengths, theirs.ids.lengths)]
+    pairs += [(encoded.start[segments], theirs.start), (encoded.stop[segments], theirs.stop)]
+    pairs += [(encoded.border[picked], theirs.border), (encoded.is_prefix[picked], theirs.is_prefix)]
+    return set(rows.tolist()), all(np.array_equal(one, other) for one, other in pairs)
 
 
 def _piece_of_segment(pieces: Pieces) -> Array:
