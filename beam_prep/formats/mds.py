@@ -24,8 +24,9 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -58,43 +59,32 @@ def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt
     return {"shards": entries, "version": 2}
 
 
-class _Field(NamedTuple):
-    """A field of a row.
-
-    Attributes:
-        name, encoding, size: as in the description of a shard. `size`: its bytes; None: each row stores them.
-        column, dtype: the column that it belongs to, and the dtype of its values.
-    """
-
-    name: str
-    column: Column
-    dtype: str
-    encoding: str
-    size: int | None = None
-
-
-def _fields(columns: Sequence[Column]) -> list[_Field]:
-    """The fields of a row, in their order."""
-    found = []
-    for column in columns:
-        dtype = "uint8" if column.dtype == "bool" else column.dtype
-        if column.depth:
-            found.append(_Field(column.name, column, dtype, f"ndarray:{dtype}"))
-        elif column.role == "string":
-            found.append(_Field(column.name, column, dtype, "str"))
-        else:
-            found.append(_Field(column.name, column, dtype, dtype, np.dtype(dtype).itemsize))
-        if column.depth == 2:
-            found.append(_Field(f"{column.name}/lengths", column, "int64", "ndarray:int64"))
+def _fields(columns: Sequence[Column]) -> list[Column]:
+    """The fields of a row, in their order: a column of lists of lists has two."""
+    found = [replace(column, depth=min(column.depth, 1)) for column in columns]
+    found += [Column(f"{column.name}/lengths", "int64", 1, "lengths") for column in columns if column.depth == 2]
     return sorted(found, key=lambda field: field.name)
+
+
+def _size(field: Column) -> int | None:
+    """The bytes of a field, as in the description of a shard; None: each row stores them."""
+    return None if field.depth or field.role == "string" else np.dtype(field.dtype).itemsize
+
+
+def _encoding(field: Column) -> str:
+    """The encoding of a field, as in the description of a shard."""
+    if field.role == "string":
+        return "str"
+    dtype = "uint8" if field.dtype == "bool" else field.dtype
+    return f"ndarray:{dtype}" if field.depth else dtype
 
 
 def _description(columns: Sequence[Column]) -> dict[str, Any]:
     fields = _fields(columns)
     return {
-        "column_encodings": [field.encoding for field in fields],
+        "column_encodings": [_encoding(field) for field in fields],
         "column_names": [field.name for field in fields],
-        "column_sizes": [field.size for field in fields],
+        "column_sizes": [_size(field) for field in fields],
         "compression": None,
         "format": "mds",
         "hashes": ["sha256"],
@@ -117,9 +107,13 @@ class MDSWriter(FileWriter):
 
     def _write(self, columns: Mapping[str, Ragged]) -> None:
         """Also raises ValueError if the shard becomes larger than 4 GiB."""
-        fields = [_encoded(columns[field.column.name], field) for field in self._fields]
+        given = dict(columns)
+        for name, rows in columns.items():
+            if isinstance(rows.values, Ragged):
+                given[f"{name}/lengths"] = Ragged(rows.values.lengths, rows.offsets)
+        fields = [_encoded(given[field.name], field) for field in self._fields]
         # The sizes of fields of fixed size are not stored.
-        said = [field.size is None for field in self._fields]
+        said = [_size(field) is None for field in self._fields]
         pack = struct.Struct(f"<{sum(said)}I").pack
         parts: list[bytes] = []
         for row in zip(*fields, strict=True):
@@ -153,16 +147,12 @@ def _rows_begin(rows: int, description: int) -> int:
     return _U4.itemsize * (rows + 2) + description
 
 
-def _encoded(rows: Ragged, field: _Field) -> list[bytes]:
+def _encoded(rows: Ragged, field: Column) -> list[bytes]:
     """The stored bytes of a field, for each row."""
-    column = field.column
-    if field.name != column.name and isinstance(rows.values, Ragged):
-        values, lengths = rows.values.lengths.astype("<i8"), rows.lengths
-    else:
-        values, lengths = cast(rows.flat, column.dtype, column.name), rows.flat_lengths
+    values, lengths = cast(rows.flat, field.dtype, field.name), rows.flat_lengths
     data, borders = values.tobytes(), (offsets_of(lengths) * values.itemsize).tolist()
     found = [data[start:stop] for start, stop in pairwise(borders)]
-    if column.depth == 0:
+    if field.depth == 0:
         return found
     return [_head(length) + each for length, each in zip(lengths.tolist(), found, strict=True)]
 
@@ -200,21 +190,21 @@ class MDSReader(FileReader):
 
     def _row(self, number: int) -> Row:
         row = self._data[self._starts[number] : self._starts[number + 1]]
-        start = _U4.itemsize * sum(field.size is None for field in self._fields)
+        start = _U4.itemsize * sum(_size(field) is None for field in self._fields)
         if len(row) < start:
             raise ValueError(f"found {len(row)} bytes, wanted at least {start}")
         said = iter(row[:start].view(_U4).tolist())
         arrays = {}
         for field in self._fields:
-            stop = start + (next(said) if field.size is None else field.size)
+            size = _size(field)
+            stop = start + (next(said) if size is None else size)
             arrays[field.name] = _decoded(row[start:stop], field)
             start = stop
         if start != len(row):
             raise ValueError(f"its fields have {start} bytes, all of it {len(row)}")
         rows: Row = {}
         for column in self._columns:
-            values = arrays[column.name].view(bool) if column.dtype == "bool" else arrays[column.name]
-            lists = column.depth == 2
+            values, lists = arrays[column.name], column.depth == 2
             rows[column.name] = Ragged.from_lengths(values, arrays[f"{column.name}/lengths"]) if lists else values
         return rows
 
@@ -223,14 +213,14 @@ class MDSReader(FileReader):
         return np.diff(self._starts)
 
 
-def _decoded(data: Array, field: _Field) -> Array:
+def _decoded(data: Array, field: Column) -> Array:
     """The values of a field.
 
     Raises:
         ValueError: the field is damaged.
     """
     dtype = np.dtype(field.dtype).newbyteorder("<")
-    if field.column.depth == 0:
+    if field.depth == 0:
         return data.view(dtype)
     width = _WIDTHS.get(data[:1].tobytes(), _U4)
     begin = 1 + width.itemsize
