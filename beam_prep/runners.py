@@ -40,6 +40,7 @@ from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
 from beam_prep.options import OPTIONS
+from beam_prep.process import lives
 
 log = logging.getLogger("beam_prep")
 
@@ -114,7 +115,7 @@ class WorkerProcesses(FnApiRunner):
             killed = False
             try:
                 while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
-                    killed = any(not _is_there(worker) for worker in self._workers())
+                    killed = any(not lives(worker) for worker in self._workers())
             finally:
                 if not done.done():
                     for each in self._workers():
@@ -134,14 +135,6 @@ class WorkerProcesses(FnApiRunner):
         with open(self._notes.name) as file:
             notes = [int(line) for line in file if line.endswith("\n")]
         return {note for note in notes if note > 0 and -note not in notes}
-
-
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def work(launcher: int) -> None:

@@ -35,12 +35,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             (Path(copied) / name).parent.mkdir(exist_ok=True)
             (Path(copied) / name).write_bytes(read_bytes(base + name))
         try:
-            found = Tokenizer.load(copied)
+            return Tokenizer.load(copied).keep()  # `load` does not copy a folder that `save` wrote
         except TokenizerError as error:
             raise TokenizerError(str(error).replace(copied, given)) from None
-        if Path(found.folder) == Path(copied):  # `load` does not copy a folder that `save` wrote
-            found = found.keep()
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +57,20 @@ class TokenizerFolder:
     def __str__(self) -> str:
         return self.path
 
-    def fetch(self, folder: Path) -> None:
-        """Copies the files into a local folder, with the store options of the launcher.
+    def fetch(self) -> dict[str, bytes]:
+        """The files, read with the store options of the launcher.
 
         Raises:
             TokenizerError: the files cannot be read.
         """
         self.options.activate()
-        for name in self.names:
-            place = join(self.path, name)
-            try:
-                data = read_shared(read_bytes, place)
-            except StorageError as error:
-                raise TokenizerError(
-                    f"the tokenizer's folder {self.path} cannot be read on this worker: {error}. "
-                    "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
-                ) from None
-            (folder / name).write_bytes(data)
+        try:
+            return {name: read_shared(read_bytes, join(self.path, name)) for name in self.names}
+        except StorageError as error:
+            raise TokenizerError(
+                f"the tokenizer's folder {self.path} cannot be read on this worker: {error}. "
+                "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
+            ) from None
 
 
 def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:

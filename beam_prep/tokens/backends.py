@@ -342,18 +342,14 @@ class TokenBytes:
         if self.prefix == "none" or not len(found):
             return found
         assert self.added is not None
-        ends = self.added[ids.flat]
-        begins = np.zeros(len(found), bool)
+        ends, begins = self.added[ids.flat], ids.lengths > 0
         if self.prefix == "parts":
-            begins[1:] = ends[:-1]
-            blank = np.zeros(len(ids), bool)
+            places = np.append(ids.offsets[:-1][begins], 1 + np.flatnonzero(ends[:-1]))
         else:
-            blank = np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
-        begins[ids.offsets[:-1][(ids.lengths > 0) & ~blank]] = True
-        begins &= ~ends
-        begins &= found > 0  # lengths must not become negative
-        shorter: Array = found - begins
-        return shorter
+            places = ids.offsets[:-1][begins & [not text.startswith(" ") for text in texts]]
+        places = places[~ends[places] & (found[places] > 0)]  # lengths must not become negative
+        found[places] -= 1
+        return found
 
 
 @functools.lru_cache(maxsize=4)

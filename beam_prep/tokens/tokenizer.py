@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +81,8 @@ class TokenizerSource(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def fetch(self, folder: Path) -> None:
-        """Copies the files into an existing folder.
+    def fetch(self) -> dict[str, bytes]:
+        """The files, by name.
 
         Raises:
             TokenizerError: the files cannot be read; the message says where they should be.
@@ -138,9 +137,7 @@ def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     with contextlib.suppress(OSError):
         if resolver.digest_of(resolver.read(folder)) == digest:
             return str(folder)
-    with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
-        source.fetch(Path(made))
-        contents = resolver.read(Path(made))
+    contents = source.fetch()
     if resolver.digest_of(contents) != digest:
         raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
     return str(resolver.keep(fingerprint, contents))
@@ -264,8 +261,8 @@ class Tokenizer:
         """`max_id`, `special_tokens`, `settings` and `chat_template`."""
         contents = self.contents()
         template = contents.get("chat_template.jinja")
-        known = {"settings": {}, "chat_template": None if template is None else template.decode("utf-8")}
-        return {**known, **json.loads(contents[resolver.FACTS_FILE])}
+        source = None if template is None else template.decode("utf-8")
+        return {"settings": {}, "chat_template": source, **json.loads(contents[resolver.FACTS_FILE])}
 
     @property
     def special_tokens(self) -> dict[str, str]:
