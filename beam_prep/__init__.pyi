@@ -27,8 +27,8 @@ from beam_prep.shards.layout import Chunking as Chunking
 from beam_prep.shards.layout import Layout as Layout
 from beam_prep.tokens.batch import Batch as Batch
 from beam_prep.tokens.batch import Segments as Segments
-from beam_prep.tokens.mask import RoleMask as RoleMask
 from beam_prep.tokens.rows import Padding as Padding
+from beam_prep.tokens.rows import RoleMask as RoleMask
 from beam_prep.tokens.tokenizer import Tokenizer as Tokenizer
 from beam_prep.transforms.records import FromRecords as FromRecords
 from beam_prep.transforms.records import ReadJSONL as ReadJSONL

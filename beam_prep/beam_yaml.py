@@ -20,7 +20,7 @@ from beam_prep.recipe import Prepare, chain, compose, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.inputs import BLOCK_BYTES
 from beam_prep.tokens.backends import Backend
-from beam_prep.tokens.check import Check
+from beam_prep.tokens.batch import Check
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms import steps
 from beam_prep.transforms.records import FromRecords, ReadJSONL

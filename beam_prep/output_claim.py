@@ -22,7 +22,7 @@ from beam_prep.storage.publish import earlier_path, same_facts
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.versions import Versions, check_name, new_name
-from beam_prep.tokens.check import IN_FULL
+from beam_prep.tokens.batch import IN_FULL
 
 log = logging.getLogger("beam_prep")
 

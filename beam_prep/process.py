@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -23,6 +24,17 @@ def stop_on_signals() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+
+
+def lives(process: int) -> bool:
+    """True if there is a process of this number on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # a process of another user
+    return True
 
 
 def received_signal() -> int | None:

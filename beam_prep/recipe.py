@@ -34,8 +34,7 @@ from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
-from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.check import IN_FULL, CachePolicy, Check, first_difference
+from beam_prep.tokens.batch import IN_FULL, Batch, CachePolicy, Check, first_difference
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.records import ByGroup

@@ -41,7 +41,7 @@ from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
 from beam_prep.options import OPTIONS
-from beam_prep.process import received_signal
+from beam_prep.process import lives, received_signal
 
 log = logging.getLogger("beam_prep")
 
@@ -116,7 +116,7 @@ class WorkerProcesses(FnApiRunner):
                 threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
                 try:
                     while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
-                        killed = any(not _is_there(worker) for worker in self._workers())
+                        killed = any(not lives(worker) for worker in self._workers())
                 finally:
                     if not done.done():
                         for each in self._workers():
@@ -139,14 +139,6 @@ class WorkerProcesses(FnApiRunner):
         with open(self._notes.name) as file:
             notes = [int(line) for line in file if line.endswith("\n")]
         return {note for note in notes if note > 0 and -note not in notes}
-
-
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def work(launcher: int) -> None:

@@ -34,7 +34,7 @@ from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigVie
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
-from beam_prep.tokens.mask import trained_tokens
+from beam_prep.tokens.rows import trained_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockStep, BuildMask
 

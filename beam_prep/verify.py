@@ -21,8 +21,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FORMATS, ShardReader
-from beam_prep.formats.contract import joined
+from beam_prep.formats import FORMATS, ShardReader, joined
 from beam_prep.formats.flat import FlatReader
 from beam_prep.formats.manifest import (
     MANIFEST,

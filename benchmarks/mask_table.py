@@ -25,7 +25,7 @@ from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat, template_of
 from beam_prep.data.schema import Output, Section
 from beam_prep.reading.adapters import adapter
-from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.rows import RoleMask, build_mask
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 

@@ -3,20 +3,27 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.fim import Parts
-from beam_prep.data.ragged import Ragged
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
-from beam_prep.tokens.tokenizer import CharSpans, TokenSpans
+from beam_prep.tokens.tokenizer import CharSpans
 
 BOS, EOS = "^", "$"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+
+
+def char_spans(places: Sequence[tuple[int, int, int]]) -> CharSpans:
+    """From (text, start, stop) of each span."""
+    return CharSpans(*np.array(places, np.int64).reshape(-1, 3).T)
 
 
 class Chars:
@@ -30,11 +37,8 @@ class Chars:
         ends = (BOS, EOS) if add_special_tokens else ("", "")
         return Ragged.from_lists([[ord(character) for character in ends[0] + text + ends[1]] for text in texts])
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
-    ) -> tuple[Ragged, TokenSpans]:
-        before = int(add_special_tokens)
-        return self.encode(texts, add_special_tokens), TokenSpans(spans.start + before, spans.stop + before)
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
+        return self.encode(texts, add_special_tokens), np.stack([spans.start, spans.stop]) + int(add_special_tokens)
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
         return self.encode(["".join(text.texts) for text in texts], add_special_tokens)

@@ -24,10 +24,8 @@ from beam_prep.reading.records import RawBlock, Record, Records, parse
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.shards.layout import add_metadata, finalize_columns
 from beam_prep.tokens.batch import Batch, in_domain
-from beam_prep.tokens.mask import RoleMask, build_mask
-from beam_prep.tokens.rows import TruncationMode, pad, split_prompt, to_labels, truncate
-from beam_prep.tokens.tokenize import tokenize
-from beam_prep.tokens.tokenized import from_tokens
+from beam_prep.tokens.rows import RoleMask, TruncationMode, build_mask, pad, split_prompt, to_labels, truncate
+from beam_prep.tokens.tokenize import from_tokens, tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT
 

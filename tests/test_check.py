@@ -16,8 +16,7 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import OutputError, RunError
 from beam_prep.tokens import backends as backend
 from beam_prep.tokens.backends import FastEncoder
-from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.check import first_difference
+from beam_prep.tokens.batch import Batch, first_difference
 from tests.conftest import ROOT, tree
 from tests.test_backends import config
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.data.schema import Output, Section
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RoleMask, build_mask
-from beam_prep.tokens.tokenized import from_tokens
+from beam_prep.tokens.rows import RoleMask, build_mask
+from beam_prep.tokens.tokenize import from_tokens
 from tests.chars import batch_of, outcomes, texts, trained
 from tests.conftest import prepared
 

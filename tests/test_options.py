@@ -19,7 +19,7 @@ from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.claims import LEASE
 from beam_prep.storage.inputs import BLOCK_BYTES
 from beam_prep.tokens.backends import Backend
-from beam_prep.tokens.check import Check
+from beam_prep.tokens.batch import Check
 from tests.conftest import ROOT
 
 JOB = ["--inputs=a.jsonl", "--output_dir=out", "--config=c.json", "--tokenizer_path=t"]

@@ -13,8 +13,7 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.errors import ConfigError
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RowsWithoutLoss
-from beam_prep.tokens.rows import split_prompt
+from beam_prep.tokens.rows import RowsWithoutLoss, split_prompt
 from tests.conftest import ROOT, prepared
 
 DPO = json.loads((ROOT / "configs" / "dpo_conversation.json").read_text())

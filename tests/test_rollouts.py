@@ -14,7 +14,7 @@ from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.shards.layout import finalize_columns
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import truncate
-from beam_prep.tokens.tokenized import from_rollouts
+from beam_prep.tokens.tokenize import from_rollouts
 from tests.chars import outcomes
 
 MAX_ID = 99

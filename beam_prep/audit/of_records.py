@@ -17,7 +17,7 @@ from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Conversation, Example, Part, Sample, text_of
 from beam_prep.shards.report import lost_causes
-from beam_prep.tokens.mask import trained_tokens
+from beam_prep.tokens.rows import trained_tokens
 
 
 @dataclass(frozen=True, slots=True)

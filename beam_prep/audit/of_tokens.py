@@ -14,7 +14,7 @@ from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards import report
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
-from beam_prep.tokens.mask import NEAR, RoleMask, endless_roles
+from beam_prep.tokens.rows import NEAR, RoleMask, endless_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 
 _DATE = re.compile(

@@ -18,7 +18,7 @@ Source: github.com/google/array_record, README and python/array_record_module.cc
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -28,11 +28,8 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FileFormat, FileReader, OpenFile, Row, check_rows, in_temporary_folder
+from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, expected, in_temporary_folder
 from beam_prep.formats.tfrecord import decode_example, encode_examples, stored_in_example
-
-__all__ = ["ArrayRecord", "ArrayRecordReader", "ArrayRecordWriter"]
 
 MODULE = "array_record.python.array_record_module"
 WRITE = "group_size:1,zstd:1,max_parallelism:1"
@@ -42,54 +39,17 @@ _OPEN = 64
 """Most files open at a time: an output may have more shards than a process may have open files."""
 
 
-class ArrayRecord(FileFormat):
-    """The format `array_record`; see the module."""
+class ArrayRecordWriter(FileWriter):
+    """Writes rows to a temporary file, which `close` copies to the output."""
 
-    name = "array_record"
-    file_name = "shard_{shard:04d}.array_record"
-    sizes_in = "bytes"
-    libraries = ("array_record",)
-    extra = "array_record"
-    piece = 1 << 20
-    """Bytes that are copied at a time."""
-
-    def stored(self, column: Column) -> str:
-        """See `Format`. An Example rounds to float32."""
-        return stored_in_example(column)
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrayRecordWriter":
-        """See `Format.writer`. It needs room for the shard in the folder of temporary files (`TMPDIR`).
-
-        Raises:
-            ImportError: array_record is not installed.
-        """
-        self.require()
-        return ArrayRecordWriter(open_file, columns, self.file(shard, shards), self.piece)
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrayRecordReader":
-        """See `Format.read`.
-
-        Raises:
-            ImportError: array_record is not installed.
-        """
-        self.require()
-        return ArrayRecordReader(folder / self.file(shard, shards), columns)
-
-
-class ArrayRecordWriter:
-    """Writes rows to a temporary file, which `close` copies to the output. See `ShardWriter`."""
-
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, piece: int) -> None:
-        self._columns, self._piece = tuple(columns), piece
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         with in_temporary_folder():
             self._folder = tempfile.TemporaryDirectory(prefix="array_record-")
-            self._path = os.path.join(self._folder.name, name)
+            self._path = os.path.join(self._folder.name, "shard")
             self._writer = import_module(MODULE).ArrayRecordWriter(self._path, WRITE)
-        self._file = open_file(name)
 
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`."""
-        check_rows(self._columns, columns)
+    def _write(self, columns: Mapping[str, Ragged]) -> None:
         with in_temporary_folder():
             for example in encode_examples(self._columns, columns):
                 self._writer.write(example)
@@ -103,13 +63,13 @@ class ArrayRecordWriter:
         with in_temporary_folder():
             self._writer.close()
         with open(self._path, "rb") as source:
-            shutil.copyfileobj(source, self._file, self._piece)
+            shutil.copyfileobj(source, self._file, self._format.piece)
         self._folder.cleanup()
         self._file.close()
 
 
 class ArrayRecordReader(FileReader):
-    """Rows of one shard, read and decoded one by one; see `ShardReader`."""
+    """Rows of one shard, read and decoded one by one."""
 
     def _open(self) -> None:
         status = self._path.stat()
@@ -124,13 +84,11 @@ class ArrayRecordReader(FileReader):
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`. Reads the file."""
-        return np.array([len(self._record(number)) for number in range(self._rows)], np.int64)
+        with expected(self._path):
+            return np.array([len(self._record(number)) for number in range(self._rows)], np.int64)
 
     def _record(self, number: int) -> bytes:
-        try:
-            (record,) = self._library().read([number])
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise FormatError(f"{self._path}: record {number} is damaged: {error}") from None
+        (record,) = self._library().read([number])
         return bytes(record)
 
     def _library(self) -> Any:
@@ -151,3 +109,21 @@ def opened_file(path: Path, version: tuple[int, int, int], process: int) -> Any:
         reader.close()  # raises the reason if there is one
         raise ValueError("it is empty")
     return reader
+
+
+class ArrayRecord(FileFormat):
+    """The format `array_record`; see the module. A writer needs room for the shard in `TMPDIR`."""
+
+    name = "array_record"
+    file_name = "shard_{shard:04d}.array_record"
+    sizes_in = "bytes"
+    libraries = ("array_record",)
+    extra = "array_record"
+    writes = ArrayRecordWriter
+    reads = ArrayRecordReader
+    piece = 1 << 20
+    """Bytes that are copied at a time."""
+
+    def stored(self, column: Column) -> str:
+        """See `Format`. An Example rounds to float32."""
+        return stored_in_example(column)

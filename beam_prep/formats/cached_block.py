@@ -24,7 +24,7 @@ import pyarrow as pa
 from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.errors import FormatError
-from beam_prep.formats.batches import array_of, rows_of
+from beam_prep.formats.arrow import array_of, rows_of
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import Drop, drops, marks
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
@@ -128,15 +128,6 @@ class Sealed:
         if google_crc32c.value(data) != self._crcs[number]:
             raise self._damaged(f"its bytes from {start} to {stop} are not what was written")
         return data
-
-    def check_all(self) -> None:
-        """Checks all parts.
-
-        Raises:
-            FormatError: a part is not what was written.
-        """
-        for number in range(len(self._crcs)):
-            self.part(number)
 
     def _read(self, start: int, stop: int) -> pa.Buffer:
         self._file.seek(start)
@@ -267,7 +258,9 @@ def check_whole(source: pa.NativeFile, name: str, ending: str) -> pa.NativeFile:
         FormatError: the file is cut or damaged, or belongs to another block.
     """
     whole = pa.BufferReader(source.read_buffer())
-    Sealed(whole, name + ending).check_all()
+    sealed = Sealed(whole, name + ending)
+    for number in range(1 + sealed.batches):
+        sealed.part(number)
     return whole
 
 

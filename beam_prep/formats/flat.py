@@ -12,49 +12,10 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats.contract import (
-    Format,
-    OpenFile,
-    Row,
-    cast,
-    check_kinds,
-    check_rows,
-    expected,
-    map_file,
-    row_number,
-)
+from beam_prep.formats import FileFormat, FileReader, Row, cast, check_rows, map_file
 
 OFFSETS, LISTS, INNER = "offsets", "list_offsets", "inner_offsets"
 """Offsets of rows, in values. For lists of lists, also offsets of rows, in lists, and offsets of lists, in values."""
-
-
-class FlatFormat(Format):
-    """A format of little-endian values, one row after the other, without a header; bool is one byte, 0 or 1.
-
-    A subclass names the files, and writes and reads the offsets of rows.
-    """
-
-    def values_file(self, column: Column, shard: int, shards: int) -> str:
-        """The path of the file of a column's values, relative to the domain's folder."""
-        raise NotImplementedError
-
-    def borders(
-        self, columns: Sequence["FlatColumn"], shard: int, shards: int
-    ) -> Iterator[tuple[str, Iterable[bytes]]]:
-        """The files with the offsets of rows: (name, content in pieces)."""
-        raise NotImplementedError
-
-    def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
-        """All columns over their mapped files, in the dtypes of the files. For its errors see `expected`."""
-        raise NotImplementedError
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "FlatWriter":
-        """See `Format.writer`."""
-        return FlatWriter(self, open_file, columns, shard, shards)
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "FlatReader":
-        """See `Format.read`. Reads the offsets of rows, and maps the values into memory."""
-        return FlatReader(self, folder, columns, shard, shards)
 
 
 class FlatColumn:
@@ -96,13 +57,12 @@ class FlatWriter:
 
     def __init__(
         self,
-        format: FlatFormat,
+        format: "FlatFormat",
         open_file: Callable[[str], IO[bytes]],
         columns: Sequence[Column],
         shard: int,
         shards: int,
     ) -> None:
-        check_kinds(format, columns)
         self._format, self._open_file, self._place = format, open_file, (shard, shards)
         self._columns = [
             FlatColumn(each, format.stored(each), open_file(format.values_file(each, shard, shards)))
@@ -127,37 +87,27 @@ class FlatWriter:
             file.close()
 
 
-class FlatReader:
-    """Rows of one shard, as views of its memory-mapped files; see `ShardReader`. Columns that are cast are copies.
+class FlatReader(FileReader):
+    """Rows of one shard, as views of its memory-mapped files. Columns that are cast are copies.
 
     Attributes:
         columns: every column, by name; absent if a file has another dtype than its column, as masks of `npy` have.
-
-    Raises:
-        FormatError: see `expected`; or the columns have different numbers of rows, or a row must have exactly one value
-            and does not. (A changed value shows only in the manifest's sha256.)
     """
 
-    def __init__(self, format: FlatFormat, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
-        self._given = format, folder, tuple(columns), shard, shards
+    def _open(self) -> None:
+        format, _, columns, *_ = self._given
+        assert isinstance(format, FlatFormat)
         self._cast = {each.name: each.dtype for each in columns if format.stored(each) != each.dtype}
-        self._measured = [column.name for column in columns if not column.metadata]
-        with expected(folder / next(iter(format.files(columns, shard, shards) or {}))):
-            self._mapped = format.open_columns(folder, columns, shard, shards)
-            self._rows = check_rows(columns, self._mapped)
+        self._mapped = format.open_columns(*self._given[1:])
+        self._rows = check_rows(columns, self._mapped)
         if not self._cast:
             self.columns = self._mapped
-
-    def __reduce__(self) -> tuple[type["FlatReader"], tuple[FlatFormat, Path, tuple[Column, ...], int, int]]:
-        # To pickle the memory map would copy the file.
-        return FlatReader, self._given
 
     def __len__(self) -> int:
         return self._rows
 
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        return self._at(row_number(index, self._rows))
+    def _row(self, number: int) -> Row:
+        return self._at(number)
 
     def rows(self, start: int, stop: int) -> dict[str, Ragged]:
         """Rows [start, stop), in the columns' dtypes."""
@@ -173,7 +123,7 @@ class FlatReader:
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`."""
-        lengths = (self._mapped[name].flat_lengths for name in self._measured)
+        lengths = (self._mapped[column.name].flat_lengths for column in self._columns if not column.metadata)
         return sum(lengths, start=np.zeros(self._rows, np.int64))
 
 
@@ -219,3 +169,27 @@ def mapped(path: Path, dtype: str, size: int) -> Array:
     if len(data) != size * stored.itemsize:
         raise ValueError(f"{path.name} has {len(data)} bytes, wanted {size * stored.itemsize} ({size} of {dtype})")
     return data.view(stored)
+
+
+class FlatFormat(FileFormat):
+    """A format of little-endian values, one row after the other, without a header; bool is one byte, 0 or 1.
+
+    A subclass names the files, and writes and reads the offsets of rows.
+    """
+
+    writes: type[Any] = FlatWriter
+    reads = FlatReader
+
+    def values_file(self, column: Column, shard: int, shards: int) -> str:
+        """The path of the file of a column's values, relative to the domain's folder."""
+        raise NotImplementedError
+
+    def borders(
+        self, columns: Sequence["FlatColumn"], shard: int, shards: int
+    ) -> Iterator[tuple[str, Iterable[bytes]]]:
+        """The files with the offsets of rows: (name, content in pieces)."""
+        raise NotImplementedError
+
+    def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
+        """All columns over their mapped files, in the dtypes of the files. For its errors see `expected`."""
+        raise NotImplementedError

@@ -33,54 +33,17 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats.contract import FileFormat, OpenFile, in_temporary_folder, map_file
+from beam_prep.formats import OpenFile, in_temporary_folder, map_file
 from beam_prep.formats.flat import INNER, LISTS, OFFSETS, FlatFormat, FlatWriter, rows_over
-
-__all__ = ["HDF5", "HDF5Writer"]
 
 _GROUPS = (OFFSETS, LISTS, INNER)
 """The groups, in their order in a file."""
 
 
-class HDF5(FileFormat, FlatFormat):
-    """The format `h5`; see the module."""
-
-    name = "h5"
-    file_name = "shard_{shard:04d}.h5"
-    libraries = ("h5py",)
-    extra = "hdf5"
-    piece = 1 << 20
-    """Bytes that are copied, and values that are written, at a time; a dataset of more bytes moves to disk."""
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "HDF5Writer":
-        """See `Format.writer`. It needs room for the shard in the folder of temporary files (`TMPDIR`).
-
-        Raises:
-            ImportError: h5py is not installed.
-        """
-        self.require()
-        return HDF5Writer(self, open_file, columns, shard, shards)
-
-    def values_file(self, column: Column, shard: int, shards: int) -> str:
-        return column.name
-
-    def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
-        """See `FlatFormat`. The file is open only during this call, so processes may fork.
-
-        Raises:
-            ImportError: h5py is not installed.
-        """
-        self.require()
-        path = folder / self.file(shard, shards)
-        with import_module("h5py").File(path, "r") as file:
-            data = map_file(path)
-            return {column.name: _open_column(data, file, column) for column in columns}
-
-
 class HDF5Writer(FlatWriter):
     """Keeps the values of each column in a temporary file until `close`; up to 1 MB of each column is in memory."""
 
-    def __init__(self, format: HDF5, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
+    def __init__(self, format: "HDF5", open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
         self._file, self._piece = open_file(format.file(shard, shards)), format.piece
         super().__init__(format, self._waiting, columns, shard, shards)
 
@@ -148,3 +111,25 @@ def _values(data: Array, file: Any, name: str, dtype: str) -> Array:
     if len(values) != dataset.size:
         raise ValueError(f"{name}: found {len(values)} values, wanted {dataset.size}")
     return values
+
+
+class HDF5(FlatFormat):
+    """The format `h5`; see the module. A writer needs room for the shard in `TMPDIR`."""
+
+    name = "h5"
+    file_name = "shard_{shard:04d}.h5"
+    libraries = ("h5py",)
+    extra = "hdf5"
+    writes = HDF5Writer
+    piece = 1 << 20
+    """Bytes that are copied, and values that are written, at a time; a dataset of more bytes moves to disk."""
+
+    def values_file(self, column: Column, shard: int, shards: int) -> str:
+        return column.name
+
+    def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
+        """See `FlatFormat`. The file is open only during this call, so processes may fork."""
+        path = folder / self.file(shard, shards)
+        with import_module("h5py").File(path, "r") as file:
+            data = map_file(path)
+            return {column.name: _open_column(data, file, column) for column in columns}

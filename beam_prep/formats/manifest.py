@@ -21,6 +21,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import NO_LOSS, Column
 from beam_prep.errors import FormatError, RunError
 from beam_prep.hints import RENAMED_KEYS, RENAMED_OPTIONS, rename_keys
+from beam_prep.process import lives
 from beam_prep.shards.compose import part_of
 
 if TYPE_CHECKING:
@@ -310,16 +311,6 @@ def is_held(lease: bytes) -> bool:
         found = json.loads(lease)
         if found["until"] < time.time():
             return False
-        return found["host"] != platform.node() or _lives(found["pid"])
+        return found["host"] != platform.node() or lives(found["pid"])
     except (ValueError, KeyError, TypeError):
         return False
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # a process of another user
-    return True

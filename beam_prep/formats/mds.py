@@ -24,32 +24,21 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress, pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import (
-    FileFormat,
-    FileReader,
-    OpenFile,
-    Row,
-    cast,
-    check_kinds,
-    check_rows,
-    in_temporary_folder,
-    map_file,
-)
+from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, cast, in_temporary_folder, map_file
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
 from beam_prep.shards.compose import part_of
 
-__all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter"]
-
 INDEX = "index.json"
+_NAME = "shard.{shard:05d}.mds"
 
 _U4 = np.dtype("<u4")
 _WIDTHS: dict[bytes, np.dtype[Any]] = {b"\x04": np.dtype("<u1"), b"\x05": np.dtype("<u2"), b"\x06": _U4}
@@ -57,44 +46,11 @@ _WIDTHS: dict[bytes, np.dtype[Any]] = {b"\x04": np.dtype("<u1"), b"\x05": np.dty
 _COPY_BYTES = 1 << 20
 
 
-class MDS(FileFormat):
-    """The format `mds`; see the module."""
-
-    name = "mds"
-    file_name = "shard.{shard:05d}.mds"
-    sizes_in = "bytes"
-    strings = "single"
-    largest = 7 << 29
-    """Bytes of values, below 4 GiB: the offsets are uint32. The rest is room for sizes, offsets and description."""
-    most_bytes = 2**32 - 1
-    """Bytes of a shard with all of these: its last offset."""
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
-        """See `Format.writer`."""
-        check_kinds(self, columns)
-        return MDSWriter(open_file, columns, self.file(shard, shards), self.most_bytes)
-
-    def described(
-        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
-    ) -> dict[str, bytes]:
-        """See `Format`: an `index.json` for each domain, as `MDSWriter` writes it."""
-        found = {}
-        for (split, domain), some in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
-            folder = part_of(split, domains[domain])
-            text = json.dumps(_index(columns, folder, list(some)), sort_keys=True)
-            found[f"{folder}/{INDEX}"] = text.encode()
-        return found
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "MDSReader":
-        """See `Format.read`. The file is mapped into memory; a row is decoded when it is read."""
-        return MDSReader(folder / self.file(shard, shards), columns)
-
-
 def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
     """The content of a domain's `index.json`; `folder`: the domain's folder in the output."""
     entries = []
     for shard in shards:
-        name = MDS.file_name.format(shard=shard.shard)
+        name = _NAME.format(shard=shard.shard)
         file = {file.path: file for file in shard.files}.get(f"{folder}/{name}")
         if file is None:
             raise FormatError(f"{MANIFEST} does not list {folder}/{name}, which {folder}/{INDEX} needs")
@@ -103,43 +59,32 @@ def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt
     return {"shards": entries, "version": 2}
 
 
-class _Field(NamedTuple):
-    """A field of a row.
-
-    Attributes:
-        name, encoding, size: as in the description of a shard. `size`: its bytes; None: each row stores them.
-        column, dtype: the column that it belongs to, and the dtype of its values.
-    """
-
-    name: str
-    column: Column
-    dtype: str
-    encoding: str
-    size: int | None = None
-
-
-def _fields(columns: Sequence[Column]) -> list[_Field]:
-    """The fields of a row, in their order."""
-    found = []
-    for column in columns:
-        dtype = "uint8" if column.dtype == "bool" else column.dtype
-        if column.depth:
-            found.append(_Field(column.name, column, dtype, f"ndarray:{dtype}"))
-        elif column.role == "string":
-            found.append(_Field(column.name, column, dtype, "str"))
-        else:
-            found.append(_Field(column.name, column, dtype, dtype, np.dtype(dtype).itemsize))
-        if column.depth == 2:
-            found.append(_Field(f"{column.name}/lengths", column, "int64", "ndarray:int64"))
+def _fields(columns: Sequence[Column]) -> list[Column]:
+    """The fields of a row, in their order: a column of lists of lists has two."""
+    found = [replace(column, depth=min(column.depth, 1)) for column in columns]
+    found += [Column(f"{column.name}/lengths", "int64", 1, "lengths") for column in columns if column.depth == 2]
     return sorted(found, key=lambda field: field.name)
+
+
+def _size(field: Column) -> int | None:
+    """The bytes of a field, as in the description of a shard; None: each row stores them."""
+    return None if field.depth or field.role == "string" else np.dtype(field.dtype).itemsize
+
+
+def _encoding(field: Column) -> str:
+    """The encoding of a field, as in the description of a shard."""
+    if field.role == "string":
+        return "str"
+    dtype = "uint8" if field.dtype == "bool" else field.dtype
+    return f"ndarray:{dtype}" if field.depth else dtype
 
 
 def _description(columns: Sequence[Column]) -> dict[str, Any]:
     fields = _fields(columns)
     return {
-        "column_encodings": [field.encoding for field in fields],
+        "column_encodings": [_encoding(field) for field in fields],
         "column_names": [field.name for field in fields],
-        "column_sizes": [field.size for field in fields],
+        "column_sizes": [_size(field) for field in fields],
         "compression": None,
         "format": "mds",
         "hashes": ["sha256"],
@@ -148,41 +93,39 @@ def _description(columns: Sequence[Column]) -> dict[str, Any]:
     }
 
 
-class MDSWriter:
-    """Writes rows to a temporary file. `close` writes the offsets, then copies the rows. See `ShardWriter`."""
+class MDSWriter(FileWriter):
+    """Writes rows to a temporary file. `close` writes the offsets, then copies the rows."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, most_bytes: int) -> None:
-        self._columns, self._most_bytes, self._fields = tuple(columns), most_bytes, _fields(columns)
-        self._description = json.dumps(_description(columns)).encode()
-        self._file = open_file(name)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._fields = _fields(self._columns)
+        self._description = json.dumps(_description(self._columns)).encode()
         with in_temporary_folder():
             self._rows = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `close`)
         self._sizes: list[int] = []
         self._bytes = len(self._description) + 8
 
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`.
-
-        Raises:
-            ValueError: also if the shard becomes larger than 4 GiB.
-        """
-        rows = check_rows(self._columns, columns)
-        if not rows:
-            return
-        fields = [_encoded(columns[field.column.name], field) for field in self._fields]
+    def _write(self, columns: Mapping[str, Ragged]) -> None:
+        """Also raises ValueError if the shard becomes larger than 4 GiB."""
+        given = dict(columns)
+        for name, rows in columns.items():
+            if isinstance(rows.values, Ragged):
+                given[f"{name}/lengths"] = Ragged(rows.values.lengths, rows.offsets)
+        fields = [_encoded(given[field.name], field) for field in self._fields]
         # The sizes of fields of fixed size are not stored.
-        said = [field.size is None for field in self._fields]
+        said = [_size(field) is None for field in self._fields]
         pack = struct.Struct(f"<{sum(said)}I").pack
         parts: list[bytes] = []
         for row in zip(*fields, strict=True):
             sizes = [len(field) for field in row]
             head = pack(*compress(sizes, said))
             parts += [head, *row]
-            self._sizes.append(len(head) + sum(sizes))
-        self._bytes += sum(self._sizes[-rows:]) + _U4.itemsize * rows
-        if self._bytes > self._most_bytes:
+            size = len(head) + sum(sizes)
+            self._sizes.append(size)
+            self._bytes += size + _U4.itemsize
+        if self._bytes > self._format.most_bytes:
             raise ValueError(
-                f"a shard has more than {self._most_bytes} bytes, which the format mds cannot hold: "
+                f"a shard has more than {self._format.most_bytes} bytes, which the format mds cannot hold: "
                 "lower output.max_tokens_per_shard"
             )
         with in_temporary_folder():
@@ -204,16 +147,12 @@ def _rows_begin(rows: int, description: int) -> int:
     return _U4.itemsize * (rows + 2) + description
 
 
-def _encoded(rows: Ragged, field: _Field) -> list[bytes]:
+def _encoded(rows: Ragged, field: Column) -> list[bytes]:
     """The stored bytes of a field, for each row."""
-    column = field.column
-    if field.name != column.name and isinstance(rows.values, Ragged):
-        values, lengths = rows.values.lengths.astype("<i8"), rows.lengths
-    else:
-        values, lengths = cast(rows.flat, column.dtype, column.name), rows.flat_lengths
+    values, lengths = cast(rows.flat, field.dtype, field.name), rows.flat_lengths
     data, borders = values.tobytes(), (offsets_of(lengths) * values.itemsize).tolist()
     found = [data[start:stop] for start, stop in pairwise(borders)]
-    if column.depth == 0:
+    if field.depth == 0:
         return found
     return [_head(length) + each for length, each in zip(lengths.tolist(), found, strict=True)]
 
@@ -225,7 +164,7 @@ def _head(length: int) -> bytes:
 
 
 class MDSReader(FileReader):
-    """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
+    """Rows of one shard, decoded from its memory-mapped file."""
 
     def _open(self) -> None:
         self._fields = _fields(self._columns)
@@ -251,21 +190,21 @@ class MDSReader(FileReader):
 
     def _row(self, number: int) -> Row:
         row = self._data[self._starts[number] : self._starts[number + 1]]
-        start = _U4.itemsize * sum(field.size is None for field in self._fields)
+        start = _U4.itemsize * sum(_size(field) is None for field in self._fields)
         if len(row) < start:
             raise ValueError(f"found {len(row)} bytes, wanted at least {start}")
         said = iter(row[:start].view(_U4).tolist())
         arrays = {}
         for field in self._fields:
-            stop = start + (next(said) if field.size is None else field.size)
+            size = _size(field)
+            stop = start + (next(said) if size is None else size)
             arrays[field.name] = _decoded(row[start:stop], field)
             start = stop
         if start != len(row):
             raise ValueError(f"its fields have {start} bytes, all of it {len(row)}")
         rows: Row = {}
         for column in self._columns:
-            values = arrays[column.name].view(bool) if column.dtype == "bool" else arrays[column.name]
-            lists = column.depth == 2
+            values, lists = arrays[column.name], column.depth == 2
             rows[column.name] = Ragged.from_lengths(values, arrays[f"{column.name}/lengths"]) if lists else values
         return rows
 
@@ -274,14 +213,14 @@ class MDSReader(FileReader):
         return np.diff(self._starts)
 
 
-def _decoded(data: Array, field: _Field) -> Array:
+def _decoded(data: Array, field: Column) -> Array:
     """The values of a field.
 
     Raises:
         ValueError: the field is damaged.
     """
     dtype = np.dtype(field.dtype).newbyteorder("<")
-    if field.column.depth == 0:
+    if field.depth == 0:
         return data.view(dtype)
     width = _WIDTHS.get(data[:1].tobytes(), _U4)
     begin = 1 + width.itemsize
@@ -289,3 +228,29 @@ def _decoded(data: Array, field: _Field) -> Array:
     if data[:1].tobytes() not in _WIDTHS or data[1:begin].view(width).tolist() != [len(values)]:
         raise ValueError(f"{field.name!r} is no array of one dimension, or has another length than it says")
     return values
+
+
+class MDS(FileFormat):
+    """The format `mds`; see the module."""
+
+    name = "mds"
+    file_name = _NAME
+    sizes_in = "bytes"
+    strings = "single"
+    writes = MDSWriter
+    reads = MDSReader
+    largest = 7 << 29
+    """Bytes of values, below 4 GiB: the offsets are uint32. The rest is room for sizes, offsets and description."""
+    most_bytes = 2**32 - 1
+    """Bytes of a shard with all of these: its last offset."""
+
+    def described(
+        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
+    ) -> dict[str, bytes]:
+        """See `Format`: an `index.json` for each domain, as `MDSWriter` writes it."""
+        found = {}
+        for (split, domain), some in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
+            folder = part_of(split, domains[domain])
+            text = json.dumps(_index(columns, folder, list(some)), sort_keys=True)
+            found[f"{folder}/{INDEX}"] = text.encode()
+        return found

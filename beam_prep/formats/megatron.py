@@ -25,25 +25,14 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats import FilesOfShard
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
-
-__all__ = ["CODES", "Megatron"]
 
 HEADER = struct.Struct("<9sQBQQ")
 """Magic, version, code of the dtype, number of sequences, number of document offsets (documents + 1)."""
 
-CODES = {
-    "uint8": 1,
-    "int8": 2,
-    "int16": 3,
-    "int32": 4,
-    "int64": 5,
-    "float64": 6,
-    "float32": 7,
-    "uint16": 8,
-    "bool": 1,
-}
+_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
+CODES = {**{dtype: code for code, dtype in enumerate(_DTYPES, 1)}, "bool": 1}
 """Dtype of a column -> the code in the index."""
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1

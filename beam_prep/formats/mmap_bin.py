@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats import FilesOfShard
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped, rows_over
 
 META = "meta.json"
@@ -32,8 +32,6 @@ class Bin(FlatFormat):
     """The format `bin`; see the module."""
 
     name = "bin"
-    piece = 1 << 16
-    """Offsets that are written at a time."""
 
     def values_file(self, column: Column, shard: int, shards: int) -> str:
         return f"{_folder(shard, shards)}{column.name}.bin"
@@ -43,7 +41,7 @@ class Bin(FlatFormat):
         return dict.fromkeys(names)
 
     def borders(self, columns: Sequence[FlatColumn], shard: int, shards: int) -> Iterator[tuple[str, Iterator[bytes]]]:
-        yield _folder(shard, shards) + META, _meta(columns, self.piece)
+        yield _folder(shard, shards) + META, _meta(columns)
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
         folder = folder / _folder(shard, shards)
@@ -56,24 +54,15 @@ def _folder(shard: int, shards: int) -> str:
     return "" if shards == 1 else f"shard_{shard:04d}/"
 
 
-def _meta(columns: Sequence[FlatColumn], piece: int) -> Iterator[bytes]:
-    """`meta.json` in pieces of so many offsets, so the text of 5 million offsets is never in memory at once."""
-    for index, each in enumerate(columns):
-        yield b", " if index else b"{"
-        yield f'{json.dumps(each.column.name)}: {{"shape": [{each.size}], "dtype": "{each.column.dtype}"'.encode()
-        for key, borders in each.borders().items():
-            yield f', "{key}": ['.encode()
-            yield from _numbers(borders, piece)
-            yield b"]"
-        yield b"}"
+def _meta(columns: Sequence[FlatColumn]) -> Iterator[bytes]:
+    """`meta.json`, column by column, so only one column's offsets are Python numbers at a time."""
+    before = "{"
+    for each in columns:
+        entry: dict[str, Any] = {"shape": [each.size], "dtype": each.column.dtype}
+        entry |= {key: borders.tolist() for key, borders in each.borders().items()}
+        yield f"{before}{json.dumps(each.column.name)}: {json.dumps(entry)}".encode()
+        before = ", "
     yield b"}" if columns else b"{}"
-
-
-def _numbers(values: Array, piece: int) -> Iterator[bytes]:
-    """`1, 2, 3` in pieces of so many numbers. The `str` of a list of ints is JSON, and faster than `json`."""
-    for start in range(0, len(values), piece):
-        yield b", " if start else b""
-        yield str(values[start : start + piece].tolist())[1:-1].encode()
 
 
 def _arrays(entry: dict[str, Any]) -> dict[str, Any]:

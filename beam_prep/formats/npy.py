@@ -35,10 +35,8 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats import FilesOfShard
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
-
-__all__ = ["Npy"]
 
 BLOCK = (1 << 16) - 1
 """Most bytes of an uncompressed block of a gzip stream."""

@@ -6,7 +6,7 @@
 
 * Columns are lists (depth 2: lists of lists) without nulls, in Arrow types. The file holds the Arrow schema with the
   features of `datasets`.
-* A row group holds the next `group_rows` rows, or fewer if their values exceed `group_bytes`, so row groups depend only
+* A row group holds the next `batch_rows` rows, or fewer if their values exceed `batch_bytes`, so row groups depend only
   on the rows. The file has no times. **The bytes depend on pyarrow's version**: it is stored in the file, and another
   version may compress in another way.
 * Every page has a crc, which our reader checks.
@@ -20,53 +20,28 @@ Source: parquet.apache.org/docs/file-format.
 """
 
 import io
-from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.batches import Batches, BatchReader, check_types
-from beam_prep.formats.contract import FileFormat, OpenFile
-
-__all__ = ["Parquet", "ParquetReader", "ParquetWriter"]
+from beam_prep.formats import FileFormat
+from beam_prep.formats.arrow import BatchReader, BatchWriter, check_types
 
 
-class Parquet(FileFormat):
-    """The format `parquet`; see the module."""
+class ParquetWriter(BatchWriter):
+    """Writes each record batch as a row group."""
 
-    name = "parquet"
-    file_name = "shard_{shard:04d}.parquet"
-    group_rows = 10_000
-    """Most rows of a row group."""
-    group_bytes = 1 << 23
-    """Most bytes of the values of a row group (a bool counts as one byte). A larger row gets a row group of its own."""
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ParquetWriter":
-        """See `Format.writer`."""
-        return ParquetWriter(self, open_file, columns, self.file(shard, shards))
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ParquetReader":
-        """See `Format.read`. Reads the footer; a row group is read when one of its rows is read."""
-        return ParquetReader(folder / self.file(shard, shards), columns)
-
-
-class ParquetWriter:
-    """Writes each row group when it is full; at most one is in memory. See `ShardWriter`."""
-
-    def __init__(self, format: Parquet, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
+    def __init__(self, *given: Any) -> None:
         import pyarrow.parquet as pq
 
-        self._batches = Batches(columns, format.group_rows, format.group_bytes, self._put)
-        self._file = open_file(name)
+        super().__init__(*given)
         # pyarrow writes to memory, not to the file: after an exception it would still write a footer.
         self._waiting = io.BytesIO()
         self._writer = pq.ParquetWriter(
             self._waiting,
-            self._batches.schema,
+            self._schema,
             version="2.6",
             compression="zstd",
             compression_level=1,
@@ -74,10 +49,6 @@ class ParquetWriter:
             write_statistics=False,  # useless for token ids
             write_page_checksum=True,
         )
-
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`."""
-        self._batches.add(columns)
 
     def _put(self, batch: pa.RecordBatch) -> None:
         self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
@@ -90,7 +61,7 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Writes the last row group and the footer, and closes the file."""
-        self._batches.flush()
+        self._flush()
         self._writer.close()
         self._pass_on()
         self._file.close()
@@ -135,3 +106,16 @@ class ParquetReader(BatchReader):
         except (pa.ArrowException, OSError, ValueError) as error:
             raise FormatError(f"{self._path}: row group {group} is damaged: {error}") from None
         return batch
+
+
+class Parquet(FileFormat):
+    """The format `parquet`; see the module."""
+
+    name = "parquet"
+    file_name = "shard_{shard:04d}.parquet"
+    writes = ParquetWriter
+    reads = ParquetReader
+    batch_rows = 10_000
+    """Most rows of a row group."""
+    batch_bytes = 1 << 23
+    """Most bytes of the values of a row group (a bool counts as one byte). A larger row gets a row group of its own."""

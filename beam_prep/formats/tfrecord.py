@@ -27,7 +27,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -37,38 +36,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from beam_prep.data.ragged import Array, Ragged, changes, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FileFormat, FileReader, OpenFile, Row, cast, check_rows, map_file
+from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, cast, map_file
 from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 
 _HEAD, _FOOT = 12, 4
-
-
-class TFRecord(FileFormat):
-    """The format `tfrecord`; see the module."""
-
-    name = "tfrecord"
-    file_name = "shard_{shard:04d}.tfrecord"
-    sizes_in = "bytes"
-    piece = 1 << 20
-    """Records are written when this many bytes are encoded."""
-
-    def stored(self, column: Column) -> str:
-        """See `Format`. An Example rounds to float32."""
-        return stored_in_example(column)
-
-    def described(
-        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
-    ) -> dict[str, bytes]:
-        """See `Format`."""
-        return {FEATURES: dump(features(columns))}
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordWriter":
-        """See `Format.writer`."""
-        return TFRecordWriter(open_file, columns, self.file(shard, shards), self.piece)
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordReader":
-        """See `Format.read`. On first use the reader finds the start of each record in the file."""
-        return TFRecordReader(folder / self.file(shard, shards), columns)
 
 
 def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
@@ -88,27 +59,17 @@ def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
     return found
 
 
-class TFRecordWriter:
-    """Writes rows at once; nothing stays in memory between calls. See `ShardWriter`."""
+class TFRecordWriter(FileWriter):
+    """Writes rows at once; nothing stays in memory between calls."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, piece: int) -> None:
-        self._columns, self._piece = tuple(columns), piece
-        self._file = open_file(name)
-
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`."""
-        check_rows(self._columns, columns)
+    def _write(self, columns: Mapping[str, Ragged]) -> None:
         held = bytearray()
         for example in encode_examples(self._columns, columns):
             held += framed(example)
-            if len(held) >= self._piece:
+            if len(held) >= self._format.piece:
                 self._file.write(held)
                 held = bytearray()
         self._file.write(held)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def framed(example: bytes) -> bytes:
@@ -124,7 +85,7 @@ def _crc(data: bytes) -> bytes:
 
 
 class TFRecordReader(FileReader):
-    """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
+    """Rows of one shard, decoded from its memory-mapped file."""
 
     def _open(self) -> None:
         self._data = map_file(self._path)
@@ -164,6 +125,28 @@ class TFRecordReader(FileReader):
             if starts[-1] > len(data):
                 raise FormatError(f"{where} is cut")
         return np.array(starts)
+
+
+class TFRecord(FileFormat):
+    """The format `tfrecord`; see the module. A reader finds the start of each record on first use."""
+
+    name = "tfrecord"
+    file_name = "shard_{shard:04d}.tfrecord"
+    sizes_in = "bytes"
+    writes = TFRecordWriter
+    reads = TFRecordReader
+    piece = 1 << 20
+    """Records are written when this many bytes are encoded."""
+
+    def stored(self, column: Column) -> str:
+        """See `Format`. An Example rounds to float32."""
+        return stored_in_example(column)
+
+    def described(
+        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
+    ) -> dict[str, bytes]:
+        """See `Format`."""
+        return {FEATURES: dump(features(columns))}
 
 
 # Rows <-> `tf.train.Example` messages. The protobuf library reads them; numpy writes them.
@@ -234,7 +217,7 @@ def encode_examples(columns: Sequence[Column], data: Mapping[str, Ragged], chunk
 
     Args:
         columns: at least one column.
-        data: the rows, checked by `contract.check_rows`.
+        data: the rows, checked by `check_rows`.
         chunk: how many values are encoded at a time, few enough for the processor's cache.
 
     Raises:

@@ -13,8 +13,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
-from beam_prep.formats import Row
-from beam_prep.formats.contract import joined
+from beam_prep.formats import Row, joined
 from beam_prep.readers.views import Rows, why_not_packed
 
 Arrays = Literal["numpy", "torch", "jax"]

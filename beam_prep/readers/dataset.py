@@ -25,8 +25,7 @@ from beam_prep.data.block import drawn
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, Column, metadata_values
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, TokenizerError
-from beam_prep.formats import FORMATS, Row
-from beam_prep.formats.contract import joined
+from beam_prep.formats import FORMATS, Row, joined
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, is_outside, output_columns
 from beam_prep.hints import unknown_name
 from beam_prep.readers.lease import ReaderLease

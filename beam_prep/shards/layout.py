@@ -22,8 +22,15 @@ from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards import pack
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
-from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
-from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, truncate
+from beam_prep.tokens.rows import (
+    ATTENTION_MASK,
+    Padding,
+    RowsWithoutLoss,
+    TruncationMode,
+    drop_rows_without_loss,
+    reject_equal_sides,
+    truncate,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import Dropped, Plan
-from beam_prep.tokens.batch import CUT_TOKENS
-from beam_prep.tokens.check import IN_FULL
+from beam_prep.tokens.batch import CUT_TOKENS, IN_FULL
 
 MAX_REJECT_RATE, MAX_NO_LOSS_RATE = 0.01, 0.05
 

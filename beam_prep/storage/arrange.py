@@ -12,7 +12,7 @@ import pyarrow as pa
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import placed
 from beam_prep.errors import FormatError, TokenCacheError
-from beam_prep.formats.batches import rows_of
+from beam_prep.formats.arrow import rows_of
 from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, seal_batches
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, scaled, view
 from beam_prep.shards.layout import CUT

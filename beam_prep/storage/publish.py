@@ -23,8 +23,7 @@ from beam_prep.data.block import MICROSECONDS
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError, FormatError, OutputError, RunError
-from beam_prep.formats import FORMATS
-from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats import FORMATS, FilesOfShard
 from beam_prep.formats.manifest import (
     FAILURE,
     MANIFEST,

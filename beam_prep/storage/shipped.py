@@ -75,12 +75,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             (Path(copied) / name).parent.mkdir(exist_ok=True)
             (Path(copied) / name).write_bytes(read_bytes(base + name))
         try:
-            found = Tokenizer.load(copied)
+            return Tokenizer.load(copied).keep()  # `load` does not copy a folder that `save` wrote
         except TokenizerError as error:
             raise TokenizerError(str(error).replace(copied, given)) from None
-        if Path(found.folder) == Path(copied):  # `load` does not copy a folder that `save` wrote
-            found = found.keep()
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +97,17 @@ class TokenizerFolder:
     def __str__(self) -> str:
         return self.path
 
-    def fetch(self, folder: Path) -> None:
-        """Copies the files into a local folder, with the store options of the launcher.
+    def fetch(self) -> dict[str, bytes]:
+        """The files, read with the store options of the launcher.
 
         Raises:
             TokenizerError: the files cannot be read.
         """
         what = f"the tokenizer's folder {self.path}"
-        for name in self.names:
-            try:
-                data = _read(read_bytes, join(self.path, name), self.options, what)
-            except StorageError as error:
-                raise TokenizerError(str(error)) from None
-            (folder / name).write_bytes(data)
+        try:
+            return {name: _read(read_bytes, join(self.path, name), self.options, what) for name in self.names}
+        except StorageError as error:
+            raise TokenizerError(str(error)) from None
 
 
 def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:

@@ -33,8 +33,7 @@ from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreOptions, is_local
-from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.check import CachePolicy
+from beam_prep.tokens.batch import Batch, CachePolicy
 
 AT_ONCE = CONNECTIONS
 """How many files are read at the same time."""

@@ -20,7 +20,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
-from beam_prep.tokens.tokenizer import AddedToken, CharSpans, Tokenizer, TokenSpans, state_of
+from beam_prep.tokens.tokenizer import AddedToken, CharSpans, Tokenizer, state_of
 
 if TYPE_CHECKING:
     import gigatoken
@@ -70,8 +70,7 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
         raise Unsupported(f"it does not take this tokenizer ({reason})") from None
     model: Any = tokenizer.reference.model
     normalising, splitting = _steps_of(tokenizer)
-    is_nfc = [step["type"] for step in normalising] == ["NFC"]
-    _check_added(tokenizer.added, bool(normalising) and not is_nfc)
+    _check_added(tokenizer.added, [step["type"] for step in normalising] not in ([], ["NFC"]))
     splits_words = any(step["type"] == "Split" for step in splitting)
     if any(step.get("use_regex") is False for step in splitting) and not splits_words:
         raise Unsupported("a byte-level tokenizer that splits no words")
@@ -81,8 +80,7 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
         for steps in (normalising, splitting)
     )
-    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in tokenizer.added)
-    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
+    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises)
 
 
 def _check_added(added: Sequence[AddedToken], rewrites: bool) -> None:
@@ -128,49 +126,45 @@ _TRIED_AS = ("a{0}b 1{0}2 {0}{0} 's{0}\n{0} \n", "{0}'s {0}a", "a\u0300{0}\u0316
 _UNTRIED, _SAME, _OTHER = range(3)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class WithGigatoken:
     """A tokenizer that gigatoken has loaded.
 
-    Args:
+    Attributes:
         tokenizer: the reference.
         loaded: the same tokenizer in gigatoken.
         looks: its steps use Unicode tables.
         normalises: its normaliser uses them.
-        vague: added tokens may match only after NFC.
+        _tried: by code point, what was found.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
-    ) -> None:
-        self._tokenizer, self._loaded = tokenizer, loaded
-        self._looks, self._normalises, self._vague = looks, normalises, vague
-        self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # by code point
-        self._tried[:0x80] = _SAME
+    tokenizer: Tokenizer
+    loaded: "gigatoken.Tokenizer"
+    looks: bool
+    normalises: bool
+    _tried: Array = field(default_factory=lambda: np.full(0x110000, _UNTRIED, np.uint8))
 
-    def encode(self, texts: Sequence[str], located: bool = False) -> tuple[Ragged, Array]:
+    def encode(self, texts: Sequence[str]) -> tuple[Ragged, Array]:
         """Encodes the texts, and says which of them the reference has to encode.
 
-        Args:
-            texts: the texts.
-            located: the ids must show the places of their characters, too: a normaliser must not change the text.
+        A text that NFC changes is among these: it may have other added tokens, and its offsets are not known.
 
         Returns:
             int32 ids of each text, without special tokens around it; and int64 [n], ascending: the numbers of texts
             whose ids may differ from the reference's.
         """
         left = np.zeros(0, np.int64)
-        wide = [place for place, text in enumerate(texts) if self._looks and not text.isascii()]
+        wide = [place for place, text in enumerate(texts) if self.looks and not text.isascii()]
         if wide:
-            picked = [texts[place] for place in wide]
-            left = np.array(wide)[self._with_others(picked)]
-            if self._vague or (located and self._normalises):
+            left = np.array(wide)[self._with_others([texts[place] for place in wide])]
+            if self.normalises:
                 changed = [place for place in wide if not unicodedata.is_normalized("NFC", texts[place])]
                 left = np.union1d(left, np.array(changed, np.int64))
         return self._encode(texts), left
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
         # One by one, as numpy arrays: a batch is an awkward array, whose import takes 0.3 s.
-        rows = [self._loaded.encode(text) for text in texts]
+        rows = [self.loaded.encode(text) for text in texts]
         flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
         return Ragged.from_lengths(flat.view(np.int32), [*map(len, rows)])
 
@@ -187,10 +181,10 @@ class WithGigatoken:
         if unicodedata.ucd_3_2_0.category(character) != "Cn":  # all tables have it
             return True
         kind = unicodedata.category(character)
-        if self._normalises and (kind[0] in "LM" or kind == "Cn"):
+        if self.normalises and (kind[0] in "LM" or kind == "Cn"):
             return False  # it may be reordered, or composed, with its neighbours
         texts = [way.format(character) for way in _TRIED_AS]
-        return self._encode(texts).to_lists() == self._tokenizer.encode(texts, False).to_lists()
+        return self._encode(texts).to_lists() == self.tokenizer.encode(texts, False).to_lists()
 
 
 @dataclass
@@ -215,17 +209,15 @@ class FastEncoder:
             ids = _replaced(ids, left, self.tokenizer.encode(take(texts, left), False))
         return with_parts_around(ids, *_around_text(self.tokenizer)) if add_special_tokens else ids
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
-    ) -> tuple[Ragged, TokenSpans]:
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
         if not len(spans):
-            return self.encode(texts, add_special_tokens), TokenSpans(spans.start, spans.stop)
+            return self.encode(texts, add_special_tokens), np.zeros((2, 0), np.int64)
         table = token_bytes(self.tokenizer)
         if table is None:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
-        ids, left = loaded_backend(self.tokenizer).encode(texts, located=True)
+        ids, left = loaded_backend(self.tokenizer).encode(texts)
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = take(texts, wide)
@@ -240,17 +232,15 @@ class FastEncoder:
         if add_special_tokens:
             before, after = _around_text(self.tokenizer)
             ids = with_parts_around(ids, before, after)
-            tokens = TokenSpans(tokens.start + len(before), tokens.stop + len(before))
-        empty = spans.start >= spans.stop
-        tokens.start[empty] = tokens.stop[empty] = 0
+            tokens += len(before)
+        tokens[:, spans.start >= spans.stop] = 0
         if lossless.all():
             return ids, tokens
         places = np.flatnonzero(~lossless)
         self.fell_back += len(places)
         mine = ~lossless[spans.text]
         theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
-        found, encoded = self.tokenizer.encode_spans(take(texts, places), add_special_tokens, theirs)
-        tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
+        found, tokens[:, mine] = self.tokenizer.encode_spans(take(texts, places), add_special_tokens, theirs)
         return _replaced(ids, places, found), tokens
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
@@ -289,20 +279,16 @@ def _in_bytes(others: Sequence[str], places: Array, spans: CharSpans) -> tuple[A
     start, stop = spans.start.copy(), spans.stop.copy()
     firsts, lasts = (np.searchsorted(spans.text, places, side).tolist() for side in ("left", "right"))
     for text, first, last in zip(others, firsts, lasts, strict=True):
-        begins, ends = start[first:last].tolist(), stop[first:last].tolist()
-        in_bytes, at, size = dict[int, int](), 0, 0
-        for character in sorted({*begins, *ends}):  # positions of all characters would take 8 bytes each
-            size += len(text[at:character].encode())
-            at, in_bytes[character] = character, size
-        start[first:last] = [in_bytes[character] for character in begins]
-        stop[first:last] = [in_bytes[character] for character in ends]
+        data = np.frombuffer(text.encode(), np.uint8)
+        at = np.append(np.flatnonzero(data >> 6 != 2), len(data))  # where each character begins
+        start[first:last], stop[first:last] = at[start[first:last]], at[stop[first:last]]
     return start, stop
 
 
 def _overlapping(
     ids: Ragged, lengths: Array, ends: Array, totals: Array, text: Array, start: Array, stop: Array
-) -> TokenSpans:
-    """The tokens that overlap ranges of bytes of texts.
+) -> Array:
+    """int64 [2, ranges]: the tokens that overlap ranges of bytes of texts.
 
     Args:
         ids: ids of the texts.
@@ -317,7 +303,7 @@ def _overlapping(
     before = np.maximum(first - 1, 0)
     first -= (first > ids.offsets[text]) & (ends[before] == start) & (lengths[before] == 0) if len(ends) else 0
     last = np.searchsorted(ends, stop, side="left") + 1
-    return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
+    return np.stack([first, last]) - ids.offsets[text]
 
 
 # Offsets: the number of bytes of a text that each of its tokens represents, if the vocabulary determines it. There are
@@ -356,18 +342,14 @@ class TokenBytes:
         if self.prefix == "none" or not len(found):
             return found
         assert self.added is not None
-        ends = self.added[ids.flat]
-        begins = np.zeros(len(found), bool)
+        ends, begins = self.added[ids.flat], ids.lengths > 0
         if self.prefix == "parts":
-            begins[1:] = ends[:-1]
-            blank = np.zeros(len(ids), bool)
+            places = np.append(ids.offsets[:-1][begins], 1 + np.flatnonzero(ends[:-1]))
         else:
-            blank = np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
-        begins[ids.offsets[:-1][(ids.lengths > 0) & ~blank]] = True
-        begins &= ~ends
-        begins &= found > 0  # lengths must not become negative
-        shorter: Array = found - begins
-        return shorter
+            places = ids.offsets[:-1][begins & [not text.startswith(" ") for text in texts]]
+        places = places[~ends[places] & (found[places] > 0)]  # lengths must not become negative
+        found[places] -= 1
+        return found
 
 
 @functools.lru_cache(maxsize=4)

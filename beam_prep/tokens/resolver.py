@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("beam_prep")
 
-# Parts of a tokenizer.json with settings of offsets.
-_PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
-
-
 _FILES = ("tokenizer", "vocab", "spiece", "tekken")
 """The folder of a tokenizer has a file whose name begins so."""
 _SHOWN = 6
@@ -124,9 +120,8 @@ def resolve(path: str) -> ResolvedTokenizer:
                 "within 'special_tokens', where transformers does not look: it writes nothing. Name it at the top of "
                 f'tokenizer_config.json, as "{name}": {json.dumps(named[name])}, or take it out of the template'
             )
-    source = json.loads(backend.to_str())
+    source = json.loads(backend.to_str(), object_hook=_with_offsets)
     source["truncation"] = source["padding"] = None
-    _keep_offsets(source)
     if source["model"].get("dropout"):
         raise TokenizerError(
             f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text "
@@ -223,13 +218,8 @@ def _check_named(folder: str, found: Any) -> None:
     transformers gives such a token an id behind the last one, for which a model has no row. A token that only a class
     adds (GemmaTokenizer's pad_token) is ignored if nothing writes it.
     """
-    config, others, added, model, source = (
-        _json_of(folder, name)
-        for name in (
-            *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
-            "tokenizer.json",
-        )
-    )
+    names = ("tokenizer_config", "special_tokens_map", "added_tokens", "config", "tokenizer")
+    config, others, added, model, source = (_json_of(folder, f"{name}.json") for name in names)
     given = [*source.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values()]
     known = {*found.backend_tokenizer.get_vocab(False), *added, *(token["content"] for token in given)}
     written = {*found.backend_tokenizer.encode("a").tokens, found.eos_token, found.pad_token}
@@ -281,13 +271,9 @@ def _compare(found: Any, mine: "tokenizers.Tokenizer", special_tokens: dict[str,
             )
 
 
-def _keep_offsets(part: Any) -> None:
+def _with_offsets(part: dict[str, Any]) -> dict[str, Any]:
     """Makes offsets include white space: trimmed ones lose the tokens at the edge of a span. Changes no id."""
-    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
-        if key == "trim_offsets":
-            part[key] = False
-        elif isinstance(value, dict | list) and (isinstance(key, int) or key in _PARTS):
-            _keep_offsets(value)
+    return {**part, "trim_offsets": False} if part.get("trim_offsets") is True else part
 
 
 def hub_answers() -> bool:
@@ -335,18 +321,20 @@ def _largest_id(source: Any) -> int:
     return max(itertools.chain(ids, (token["id"] for token in source["added_tokens"])), default=0)
 
 
-def expected_files(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
-    """The files as `write` would write them; None if they are not the files of a resolved tokenizer."""
+def kept_in(folder: Path) -> ResolvedTokenizer | None:
+    """The tokenizer of a folder with the files of a resolved one; None for other folders, and if one was edited."""
     try:
+        contents = read(folder)
         template, facts = contents.get("chat_template.jinja"), json.loads(contents[FACTS_FILE])
-        return _files_of(
+        wanted = _files_of(
             contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
             facts["special_tokens"],
             None if template is None else template.decode("utf-8", "surrogatepass"),
             facts.get("settings", {}),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    return ResolvedTokenizer(str(folder), facts["fingerprint"], digest_of(contents)) if wanted == contents else None
 
 
 # The cache of this user's resolved tokenizers: to resolve one with transformers takes two seconds.
@@ -381,13 +369,7 @@ def read(folder: Path) -> dict[str, bytes]:
     Raises:
         OSError: a file exists, but cannot be read.
     """
-    found = {}
-    for name in FILES:
-        try:
-            found[name] = (folder / name).read_bytes()
-        except FileNotFoundError:
-            continue
-    return found
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
 
 
 def cache() -> Path:
@@ -468,42 +450,18 @@ def _no_folder_error(error: OSError) -> TokenizerError:
     return TokenizerError(f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written")
 
 
-def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
-    """A folder's resolved tokenizer: from the cache, otherwise from `resolve`.
-
-    Args:
-        folder: the tokenizer's folder, or a name on the Hub, which is never cached.
-        resolve: resolves it, and writes the files into their folder.
-    """
-    # No cache if transformers is imported: other classes may be registered, and the import is the slow part.
-    if "transformers" in sys.modules:
-        return resolve()
-    return _remembered(lambda: _state_of(folder), resolve)
-
-
-def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
-    """A tokenizer made from a resolved one: from the cache, otherwise from `derive`.
-
-    Args:
-        key: identifies the tokenizer and the change.
-        derive: makes it, and writes the files into their folder.
-    """
-    return _remembered(lambda: [key], derive)
-
-
-def _remembered(depends_on: Callable[[], list[str] | None], make: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+def remembered(state: list[str] | None, make: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
     """The tokenizer that a note names; otherwise makes it.
 
     Args:
-        depends_on: what the result depends on, apart from our own code; None: on more than can be compared.
+        state: what the result depends on, apart from our own code; None: on more than can be compared.
         make: makes it, and writes its files.
     """
-    before = depends_on()
-    if before is None:
+    if state is None:
         return make()
-    state = hashlib.sha256(Path(__file__).read_bytes())
-    state.update("\0".join([sys.version, *before]).encode("utf-8", "surrogatepass"))
-    note = cache() / "resolved" / f"{state.hexdigest()}.json"
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest.update("\0".join([sys.version, *state]).encode("utf-8", "surrogatepass"))
+    note = cache() / "resolved" / f"{digest.hexdigest()}.json"
     try:
         kept = json.loads(note.read_bytes())
         known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
@@ -512,17 +470,18 @@ def _remembered(depends_on: Callable[[], list[str] | None], make: Callable[[], R
     except (OSError, ValueError, KeyError, TypeError):  # there is no note, or it is damaged
         pass
     known = make()
-    if before == depends_on():  # no file was changed meanwhile
-        with contextlib.suppress(OSError):  # a full disk: the next run resolves again
-            note.parent.mkdir(parents=True, exist_ok=True)
-            _write(note, json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}).encode())
+    with contextlib.suppress(OSError):  # a full disk: the next run resolves again
+        note.parent.mkdir(parents=True, exist_ok=True)
+        _write(note, json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}).encode())
     return known
 
 
-def _state_of(folder: str) -> list[str] | None:
+def state_of_folder(folder: str) -> list[str] | None:
     """Versions of libraries, and a digest of a folder's files; None if the result may depend on more."""
-    if not os.path.isdir(folder):
-        return None  # a name on the Hub may be another tokenizer tomorrow
+    # A name on the Hub may be another tokenizer tomorrow. If transformers is imported, other classes may be registered,
+    # and the import is the slow part.
+    if not os.path.isdir(folder) or "transformers" in sys.modules:
+        return None
     try:
         places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
         files = sorted(path for place in places for path in place.iterdir() if path.is_file())

@@ -9,8 +9,7 @@ import contextlib
 import functools
 import json
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,7 +20,7 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver
-from beam_prep.tokens.resolver import expected_files, resolve, rust_tokenizer, write
+from beam_prep.tokens.resolver import resolve, rust_tokenizer, write
 
 if TYPE_CHECKING:
     import tokenizers
@@ -41,29 +40,8 @@ class CharSpans:
     start: Array
     stop: Array
 
-    @classmethod
-    def of(cls, spans: Iterable[tuple[int, int, int]]) -> "CharSpans":
-        """From (text, start, stop) of each span."""
-        return cls(*np.array(list(spans), np.int64).reshape(-1, 3).T)
-
     def __len__(self) -> int:
         return len(self.text)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenSpans:
-    """The tokens that overlap each span of characters.
-
-    Attributes:
-        start, stop: int64: first token and one past the last, counted in their text; equal if a span is empty.
-    """
-
-    start: Array
-    stop: Array
-
-    def to_list(self) -> list[tuple[int, int]]:
-        """(start, stop) of each span; only for tests and printing."""
-        return list(zip(self.start.tolist(), self.stop.tolist(), strict=True))
 
 
 TEXTS_AT_ONCE, CHARACTERS_AT_ONCE = 512, 1 << 16
@@ -79,15 +57,17 @@ class Encoder(Protocol):
         """Ids of each text, int32, without truncation or padding."""
         ...
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
-    ) -> tuple[Ragged, TokenSpans]:
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
         """Ids of each text, and the tokens that overlap each character span.
 
         Args:
             texts: what to encode.
             add_special_tokens: add the tokenizer's special tokens.
             spans: spans of the texts.
+
+        Returns:
+            the ids; and int64 [2, spans]: first token and one past the last, counted in their text; equal if a span is
+            empty.
         """
         ...
 
@@ -101,20 +81,13 @@ class TokenizerSource(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def fetch(self, folder: Path) -> None:
-        """Copies the files into an existing folder.
+    def fetch(self) -> dict[str, bytes]:
+        """The files, by name.
 
         Raises:
             TokenizerError: the files cannot be read; the message says where they should be.
         """
         ...
-
-
-class _Facts(NamedTuple):
-    special_tokens: dict[str, str]
-    chat_template: str | None
-    max_id: int
-    settings: dict[str, Any]
 
 
 class AddedToken(NamedTuple):
@@ -129,42 +102,8 @@ class AddedToken(NamedTuple):
     rstrip: bool
 
 
-# Caches of a process, for the tokenizers that it used last.
-
-
-@functools.lru_cache(maxsize=4)
-def facts_of(tokenizer: "Tokenizer") -> _Facts:
-    contents = tokenizer.contents()
-    facts = json.loads(contents[resolver.FACTS_FILE])
-    template = contents.get("chat_template.jinja")
-    text = None if template is None else template.decode("utf-8")
-    return _Facts(facts["special_tokens"], text, facts["max_id"], facts.get("settings", {}))
-
-
-@functools.lru_cache(maxsize=4)
-def reference_of(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
-    return rust_tokenizer(tokenizer.contents()["tokenizer.json"], facts_of(tokenizer).settings)
-
-
-@functools.lru_cache(maxsize=4)
-def _added(tokenizer: "Tokenizer") -> tuple[AddedToken, ...]:
-    return tuple(
-        AddedToken(number, *(getattr(token, name) for name in AddedToken._fields[1:]))
-        for number, token in sorted(tokenizer.reference.get_added_tokens_decoder().items())
-    )
-
-
-@functools.lru_cache(maxsize=4)
-def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
-    backend = tokenizer.reference
-    before = [state_of(backend.normalizer), state_of(backend.pre_tokenizer)]
-    after = [_without_prefix(state) for state in before]
-    if before == after:
-        return backend
-    made = json.loads(backend.to_str())
-    made["normalizer"], made["pre_tokenizer"] = after
-    return rust_tokenizer(json.dumps(made).encode(), facts_of(tokenizer).settings)
-
+_kept = functools.lru_cache(maxsize=4)
+"""Keeps a property in this process, for the tokenizers that it used last."""
 
 _NO_PREFIX: dict[Any, dict[str, Any]] = {
     "Metaspace": {"prepend_scheme": "never"},
@@ -173,23 +112,18 @@ _NO_PREFIX: dict[Any, dict[str, Any]] = {
 }
 
 
-def _without_prefix(state: Any) -> Any:
-    """The state of a normaliser or pre-tokenizer (or a part of it), changed to add no prefix to a text."""
-    if isinstance(state, list):
-        return [_without_prefix(each) for each in state]
-    if not isinstance(state, dict):
-        return state
-    made = {name: _without_prefix(value) for name, value in state.items()}
-    return {**made, **_NO_PREFIX.get(state.get("type"), {})}
+def _without_prefix(step: dict[str, Any]) -> dict[str, Any]:
+    """A step of a normaliser or pre-tokenizer, changed to add no prefix to a text."""
+    return {**step, **_NO_PREFIX.get(step.get("type"), {})}
 
 
-def state_of(part: Any) -> dict[str, Any] | None:
-    """The state of a normaliser or pre-tokenizer, as in `tokenizer.json`; None without one."""
-    state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
+def state_of(part: Any, change: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any] | None:
+    """The state of a normaliser or pre-tokenizer, as in `tokenizer.json`; None without one. `change` gets each step."""
+    state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__(), object_hook=change)
     return state
 
 
-@functools.lru_cache(maxsize=4)
+@_kept
 def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     """The local folder of a tokenizer that a launcher on another machine resolved; copied here once.
 
@@ -203,9 +137,7 @@ def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     with contextlib.suppress(OSError):
         if resolver.digest_of(resolver.read(folder)) == digest:
             return str(folder)
-    with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
-        source.fetch(Path(made))
-        contents = resolver.read(Path(made))
+    contents = source.fetch()
     if resolver.digest_of(contents) != digest:
         raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
     return str(resolver.keep(fingerprint, contents))
@@ -271,9 +203,9 @@ class Tokenizer:
         Raises:
             TokenizerError: there is no usable tokenizer.
         """
-        if (kept := kept_in(Path(path))) is not None:
-            return kept
-        return Tokenizer(*resolver.resolved(str(path), lambda: resolve(str(path))))
+        folder = str(path)
+        kept = resolver.kept_in(Path(folder))
+        return Tokenizer(*(kept or resolver.remembered(resolver.state_of_folder(folder), lambda: resolve(folder))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files to a folder, which `AutoTokenizer.from_pretrained` reads, too."""
@@ -298,9 +230,9 @@ class Tokenizer:
 
         def derive() -> resolver.ResolvedTokenizer:
             rust = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
-            return write(rust, self.special_tokens, text, facts_of(self).settings)
+            return write(rust, self.special_tokens, text, self._facts["settings"])
 
-        return Tokenizer(*resolver.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
+        return Tokenizer(*resolver.remembered([f"{self.fingerprint}\0{self._digest}\0{text}"], derive))
 
     def template_source(self, given: str | None) -> str | None:
         """The source of the chat template that a config names; None: the config names none, and there is none.
@@ -324,9 +256,19 @@ class Tokenizer:
         )
 
     @property
+    @_kept
+    def _facts(self) -> dict[str, Any]:
+        """`max_id`, `special_tokens`, `settings` and `chat_template`."""
+        contents = self.contents()
+        template = contents.get("chat_template.jinja")
+        source = None if template is None else template.decode("utf-8")
+        return {"settings": {}, "chat_template": source, **json.loads(contents[resolver.FACTS_FILE])}
+
+    @property
     def special_tokens(self) -> dict[str, str]:
         """Named special tokens that are set: {"bos_token": "<s>", ...}."""
-        return facts_of(self).special_tokens
+        found: dict[str, str] = self._facts["special_tokens"]
+        return found
 
     def id_of(self, name: str) -> int | None:
         """The id of a named special token (`bos_token` ...); None if it is not set."""
@@ -347,12 +289,13 @@ class Tokenizer:
     @property
     def max_id(self) -> int:
         """The largest id, added tokens included."""
-        return facts_of(self).max_id
+        return int(self._facts["max_id"])
 
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template."""
-        return facts_of(self).chat_template
+        source: str | None = self._facts["chat_template"]
+        return source
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -360,18 +303,23 @@ class Tokenizer:
 
         `chat_template` renders like transformers: with `tool_use` for a conversation with tools, otherwise `default`.
         """
-        found: dict[str, str] = facts_of(self).settings.get("chat_templates", {})
+        found: dict[str, str] = self._facts["settings"].get("chat_templates", {})
         return found
 
     @property
     def model_max_length(self) -> int | None:
         """The most tokens that the model takes, by the tokenizer's settings; None if they do not say it."""
-        return facts_of(self).settings.get("model_max_length")
+        length: int | None = self._facts["settings"].get("model_max_length")
+        return length
 
     @property
+    @_kept
     def added(self) -> tuple[AddedToken, ...]:
         """The tokens that were added to the vocabulary, ordered by id."""
-        return _added(self)
+        return tuple(
+            AddedToken(number, *(getattr(token, name) for name in AddedToken._fields[1:]))
+            for number, token in sorted(self.reference.get_added_tokens_decoder().items())
+        )
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -384,17 +332,25 @@ class Tokenizer:
         return frozenset(token.id for token in self.added if token.special)
 
     @property
+    @_kept
     def reference(self) -> "tokenizers.Tokenizer":
         """The Rust tokenizer with transformers' settings. Loads it into this process."""
-        return reference_of(self)
+        return rust_tokenizer(self.contents()["tokenizer.json"], self._facts["settings"])
 
     @property
+    @_kept
     def inside(self) -> "tokenizers.Tokenizer":
         """The Rust tokenizer for text inside a document: it adds no prefix, such as SentencePiece's space.
 
         It is the reference itself if that adds no prefix.
         """
-        return _inside(self)
+        parts = (self.reference.normalizer, self.reference.pre_tokenizer)
+        after = [state_of(part, _without_prefix) for part in parts]
+        if after == [state_of(part) for part in parts]:
+            return self.reference
+        made = json.loads(self.reference.to_str())
+        made["normalizer"], made["pre_tokenizer"] = after
+        return rust_tokenizer(json.dumps(made).encode(), self._facts["settings"])
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
@@ -404,16 +360,14 @@ class Tokenizer:
             rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
         return Ragged.concat(rows)
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
-    ) -> tuple[Ragged, TokenSpans]:
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
         """Ids of each text, and the tokens that overlap each character span, by the reference's offsets.
 
         See `Encoder`.
         """
-        starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        found = np.zeros((2, len(spans)), np.int64)
         if not len(spans):
-            return self.encode(texts, add_special_tokens), TokenSpans(starts, stops)
+            return self.encode(texts, add_special_tokens), found
         rows = []
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         text = 0
@@ -422,9 +376,9 @@ class Tokenizer:
             rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
             for encoding in batch:
                 for span in range(borders[text], borders[text + 1]):
-                    starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
+                    found[:, span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
                 text += 1
-        return Ragged.concat(rows), TokenSpans(starts, stops)
+        return Ragged.concat(rows), found
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32. Each part is encoded alone; `inside` encodes all but the document's first part.
@@ -501,16 +455,3 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
     while (following := encoding.token_to_chars(last + 1)) is not None and following[0] < stop:
         last += 1
     return int(first), int(last) + 1
-
-
-def kept_in(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder that `save` wrote; None for other folders, and if the files were edited."""
-    try:
-        contents = resolver.read(folder)
-    except OSError:
-        return None
-    texts = expected_files(contents)
-    if texts != contents:
-        return None
-    fingerprint = json.loads(texts[resolver.FACTS_FILE])["fingerprint"]
-    return Tokenizer(str(folder), fingerprint, resolver.digest_of(texts))

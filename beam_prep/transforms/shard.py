@@ -26,7 +26,7 @@ from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard, write_rejects
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RowsWithoutLoss
+from beam_prep.tokens.rows import RowsWithoutLoss
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.plan import RECEIPTS, merge_shards, packed, plan_output, view_blocks
 

@@ -29,10 +29,19 @@ from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.storage.shipped import read_references
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch, in_domain
-from beam_prep.tokens.mask import MaskPolicy, RoleMask, RowsWithoutLoss, build_mask
-from beam_prep.tokens.rows import Padding, TruncationMode, pad, split_prompt, to_labels, truncate
-from beam_prep.tokens.tokenize import tokenize_with
-from beam_prep.tokens.tokenized import from_rollouts, from_tokens
+from beam_prep.tokens.rows import (
+    MaskPolicy,
+    Padding,
+    RoleMask,
+    RowsWithoutLoss,
+    TruncationMode,
+    build_mask,
+    pad,
+    split_prompt,
+    to_labels,
+    truncate,
+)
+from beam_prep.tokens.tokenize import from_rollouts, from_tokens, tokenize_with
 from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")

@@ -10,7 +10,7 @@ from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.rows import RoleMask, build_mask
 from beam_prep.tokens.tokenize import tokenize
 from tests.chars import Chars
 

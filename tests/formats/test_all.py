@@ -44,7 +44,7 @@ STORED: dict[str, list[str]] = {
     # An Example has no float64: test_tfrecord.py.
     **dict.fromkeys(("tfrecord", "array_record"), DTYPES[:-1]),
 }
-PIECES = ("array_record", "bin", "h5", "npy", "tfrecord")
+PIECES = ("array_record", "h5", "npy", "tfrecord")
 """Formats that write in pieces. The borders of batches are in the files of arrow and parquet: test_batches.py."""
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.formats import batches
+from beam_prep.formats import arrow
 from tests.formats.shards import ALL, cut, files, joined, random_rows, read_as, rows_in, write_as
 
-BOTH = pytest.mark.parametrize(("name", "unit"), [("arrow", "batch"), ("parquet", "group")], ids=["arrow", "parquet"])
+BOTH = pytest.mark.parametrize("name", ["arrow", "parquet"])
 
 
 def rows_of_batches(path: Path) -> list[int]:
@@ -34,7 +34,6 @@ def rows_of_batches(path: Path) -> list[int]:
 def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
     tmp_path_factory: pytest.TempPathFactory,
     name: str,
-    unit: str,
     rows: int,
     seed: int,
     cuts: list[int],
@@ -42,7 +41,7 @@ def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
 ) -> None:
     whole = random_rows(rows, seed)
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
-    limits = {f"{unit}_rows": most[0], f"{unit}_bytes": most[1]}
+    limits = {"batch_rows": most[0], "batch_bytes": most[1]}
     path = write_as(name, once, ALL, [whole], **limits)
     write_as(name, many, ALL, cut(whole, [0, *sorted(min(border, rows) for border in cuts), rows]), **limits)
     assert files(once) == files(many)
@@ -60,4 +59,4 @@ def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
 
 def test_strings_without_borders_are_no_rows() -> None:
     texts = pa.Array.from_buffers(pa.string(), 0, [None, None, pa.py_buffer(b"")])
-    assert batches.rows_of(pa.record_batch({"text": texts}))["text"].to_lists() == []
+    assert arrow.rows_of(pa.record_batch({"text": texts}))["text"].to_lists() == []

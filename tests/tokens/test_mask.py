@@ -10,8 +10,7 @@ from hypothesis import given
 
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.tokens.batch import Batch, Segments
-from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
-from beam_prep.tokens.rows import to_labels
+from beam_prep.tokens.rows import RoleMask, build_mask, drop_rows_without_loss, to_labels
 from tests.chars import batch_of, chat, messages, outcomes, row, text, trained
 
 TALK = chat("s x", "u hi", "a yo", "u q", "a no")

@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given
 
 from beam_prep.tokens.batch import NAME_LIMIT, Batch, RoleCounts, Roles
-from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
-from beam_prep.tokens.rows import truncate
+from beam_prep.tokens.rows import RoleMask, build_mask, drop_rows_without_loss, truncate
 from beam_prep.tokens.tokenize import tokenize
 from tests.chars import Chars, messages, render, row
 

@@ -18,6 +18,7 @@ from beam_prep.tokens import backends
 from beam_prep.tokens.backends import FastEncoder, TokenBytes, choose, token_bytes
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
+from tests.chars import char_spans
 from tests.conftest import shared
 from tests.tokens.sentencepiece import BLANK, CONTROLS, KINDS, PREPEND, REPLACE, made
 from tests.tokens.test_tokenizer import OURS, copy_of
@@ -40,7 +41,7 @@ def all_spans(texts: Sequence[str]) -> CharSpans:
         for start in range(len(text) + 1):
             stops = range(start, len(text) + 1) if len(text) < 12 else (start + 1, len(text))
             places += [(place, start, stop) for stop in stops if stop <= len(text)]
-    return CharSpans.of(places)
+    return char_spans(places)
 
 
 def compare(reference: Tokenizer, texts: Sequence[str]) -> int:
@@ -53,7 +54,7 @@ def compare(reference: Tokenizer, texts: Sequence[str]) -> int:
         fast = FastEncoder(reference)
         found, mine = fast.encode_spans(texts, special, spans)
         assert found.to_lists() == ids.to_lists()
-        assert mine.to_list() == tokens.to_list()
+        assert mine.tolist() == tokens.tolist()
     return fast.fell_back
 
 

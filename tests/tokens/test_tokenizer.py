@@ -19,7 +19,8 @@ from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver
 from beam_prep.tokens import tokenizer as module
-from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer
+from tests.chars import char_spans
 from tests.conftest import ROOT, SHARED, shared
 from tests.reference import auto
 from tests.reference import ours as load
@@ -100,10 +101,10 @@ def test_more_texts_than_one_call_takes_come_back_in_order() -> None:
     whole = [encoding.ids for encoding in tokenizer.reference.encode_batch(texts, add_special_tokens=False)]
     assert [len(chunk) for chunk in module.chunks(texts)] == [512, 489, 2, 2]  # of 65,536 characters at most
     assert tokenizer.encode(texts, False).to_lists() == whole
-    spans = CharSpans.of((place, 0, 4) for place, text in enumerate(texts) if text)
+    spans = char_spans([(place, 0, 4) for place, text in enumerate(texts) if text])
     ids, places = tokenizer.encode_spans(texts, False, spans)
     assert ids.to_lists() == whole
-    assert places.to_list() == [(0, len(tokenizer.encode(["text"], False).flat))] * len(spans)
+    assert places.T.tolist() == [[0, len(tokenizer.encode(["text"], False).flat)]] * len(spans)
 
 
 def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
@@ -116,10 +117,10 @@ def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
         cuts = [sorted(choose.sample(range(len(text) + 1), 2)) for _ in range(5) if len(text) > 1]
         spans += [(place, start, stop) for start, stop in cuts]
     for special in (False, True):
-        ids, found = tokenizer.encode_spans(texts, special, CharSpans.of(spans))
+        ids, found = tokenizer.encode_spans(texts, special, char_spans(spans))
         assert ids.to_lists() == tokenizer.encode(texts, special).to_lists()
         offsets = [backend.encode(text, add_special_tokens=special).offsets for text in texts]
-        for (place, start, stop), (first, last) in zip(spans, found.to_list(), strict=True):
+        for (place, start, stop), (first, last) in zip(spans, found.T, strict=True):
             overlap = [token for token, (a, b) in enumerate(offsets[place]) if a < stop and b > start and a < b]
             assert list(range(first, last)) == overlap, (texts[place], start, stop)
 
@@ -161,11 +162,11 @@ def test_padding_and_truncation_that_are_stored_are_off(tmp_path: Path) -> None:
     folder = copy_of(OURS, tmp_path / "t", padding=PADDING, truncation=TRUNCATION)
     texts = ["a", "a much longer text that would be cut", ""]
     tokenizer, plain = Tokenizer.load(folder), Tokenizer.load(OURS)
-    spans = CharSpans.of([(0, 0, 1), (1, 7, 36)])
+    spans = char_spans([(0, 0, 1), (1, 7, 36)])
     for special in (False, True):
         (ids, places), wanted = (each.encode_spans(texts, special, spans) for each in (tokenizer, plain))
         assert ids.to_lists() == wanted[0].to_lists() == tokenizer.encode(texts, special).to_lists()
-        assert places.to_list() == wanted[1].to_list()
+        assert places.tolist() == wanted[1].tolist()
     assert tokenizer.fingerprint == plain.fingerprint
     kept = json.loads(Path(tokenizer.folder, "tokenizer.json").read_text())
     assert (kept["padding"], kept["truncation"]) == (None, None)
@@ -272,8 +273,8 @@ def test_a_file_that_was_planted_in_the_cache_is_replaced(name: str, tmp_path: P
     for plant in (plant_other, link_away):
         plant(Path(right.folder, name), tmp_path)
         found = Tokenizer.load(OURS)
-        module.reference_of.cache_clear()
-        module.facts_of.cache_clear()
+        for kept in ("reference", "_facts"):
+            vars(Tokenizer)[kept].fget.cache_clear()
         assert found.contents() == right.contents()
         assert not Path(right.folder, name).is_symlink()
         assert (found.encode(["Hello there"], True).to_lists(), found.max_id) == (ids, right.max_id)
@@ -306,10 +307,10 @@ def test_a_flipped_bit_in_a_saved_folder_is_never_trusted(tmp_path: Path) -> Non
     """Whatever the mark says: all of it follows from the other files."""
     saved = Path(Tokenizer.load(OURS).save(tmp_path / "saved").folder)
     mark = (saved / "beam_prep.json").read_bytes()
-    assert module.kept_in(saved) is not None
+    assert resolver.kept_in(saved) is not None
     for place in range(0, len(mark), 7):
         (saved / "beam_prep.json").write_bytes(mark[:place] + bytes([mark[place] ^ 1]) + mark[place + 1 :])
-        assert module.kept_in(saved) is None
+        assert resolver.kept_in(saved) is None
 
 
 def test_a_tokenizer_without_a_template_says_what_to_do() -> None:

@@ -42,7 +42,7 @@ def ask(folder: Path) -> Ask:
         count += 1
         return kept(f"{count}")
 
-    return lambda: resolve.resolved(str(folder), work).fingerprint
+    return lambda: resolve.remembered(resolve.state_of_folder(str(folder)), work).fingerprint
 
 
 def test_another_file_is_another_tokenizer_and_weights_are_none_of_it(folder: Path, ask: Ask) -> None:
@@ -80,18 +80,12 @@ def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.Mo
     assert ask() == "2"
 
 
-def test_a_file_that_changes_meanwhile_is_not_remembered(folder: Path) -> None:
-    def work() -> resolve.ResolvedTokenizer:
-        (folder / "tokenizer.json").write_text("{ }")
-        return kept("new")
-
-    assert resolve.resolved(str(folder), work).fingerprint == "new"
-    assert not (resolve.cache() / "resolved").exists()
-
-
 def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
     answers = iter(["1", "2"])
-    asked = [resolve.resolved("org/name", lambda: kept(next(answers))).fingerprint for _ in range(2)]
+    asked = [
+        resolve.remembered(resolve.state_of_folder("org/name"), lambda: kept(next(answers))).fingerprint
+        for _ in range(2)
+    ]
     assert asked == ["1", "2"]
 
 
@@ -99,7 +93,7 @@ def test_what_is_derived_is_made_once_for_each_key(folder: Path) -> None:
     made: list[str] = []
 
     def derived(key: str) -> str:
-        return resolve.derived(key, lambda: made.append(key) or kept(f"of {key}")).fingerprint  # type: ignore[func-returns-value]
+        return resolve.remembered([key], lambda: made.append(key) or kept(f"of {key}")).fingerprint  # type: ignore[func-returns-value]
 
     assert [derived("a"), derived("b"), derived("a")] == ["of a", "of b", "of a"]
     assert made == ["a", "b"]

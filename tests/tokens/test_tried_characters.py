@@ -35,7 +35,7 @@ class Fast:
 
 
 def others(texts: list[str], calls: list[str]) -> list[int]:
-    fast: Any = WithGigatoken(Reference(calls), Fast(), True, True, False)  # type: ignore[arg-type]
+    fast: Any = WithGigatoken(Reference(calls), Fast(), True, True)  # type: ignore[arg-type]
     found: list[int] = fast.encode(texts)[1].tolist()
     return found
 
@@ -44,7 +44,10 @@ def wanted(text: str) -> bool:
     """True if it has a character that may not be trusted."""
     new = [character for character in text if not is_old(character)]
     kinds = [unicodedata.category(character) for character in new]
-    return any(kind[0] in "LM" or kind == "Cn" or not agrees(each) for each, kind in zip(new, kinds, strict=True))
+    changed = not unicodedata.is_normalized("NFC", text)
+    return changed or any(
+        kind[0] in "LM" or kind == "Cn" or not agrees(each) for each, kind in zip(new, kinds, strict=True)
+    )
 
 
 CHARACTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("\u0221\u20b2\u1dcd\ua64b\U00011f00\u4e00")

@@ -8,8 +8,7 @@ from hypothesis import given
 
 from beam_prep.data.schema import Section
 from beam_prep.errors import RunError
-from beam_prep.tokens.mask import RoleMask, build_mask
-from beam_prep.tokens.rows import truncate
+from beam_prep.tokens.rows import RoleMask, build_mask, truncate
 from tests.chars import batch_of, outcomes, row, text, texts
 from tests.tokens.batches import made_of, masked_rows
 
