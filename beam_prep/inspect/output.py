@@ -16,8 +16,7 @@ from beam_prep.hints import VISIBLE
 from beam_prep.inspect.draw import Number, Screen, stop_when_reader_closes
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, percent
 from beam_prep.inspect.show import LEFT_OUT, RowSource, Selection, counted, row_number, show
-from beam_prep.readers.dataset import Dataset
-from beam_prep.readers.open import ALL, open_dataset
+from beam_prep.readers.dataset import ALL, Dataset, open_dataset
 from beam_prep.readers.source import InputLines, source_lines
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
