@@ -16,7 +16,7 @@ from rich.text import Text
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
-from beam_prep.config.loading import with_template
+from beam_prep.config.pipeline_config import with_template
 from beam_prep.data.block import ALIVE, TEXT_LIMIT
 from beam_prep.data.metadata import metadata_value, placed
 from beam_prep.data.ragged import Array, offsets_of

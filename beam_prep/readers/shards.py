@@ -370,17 +370,11 @@ class ReaderLease:
         if self._renewed and time.monotonic() - self._renewed < 3600:
             return
         self._renewed = time.monotonic()
+        from beam_prep.storage.files import write_file  # imported here: it imports Arrow, which is slow
+
         said = {"host": platform.node(), "pid": os.getpid(), "until": time.time() + LEASE}
-        content = json.dumps(said).encode()
         with contextlib.suppress(OSError, BeamPrepError):  # no right to write
-            if not is_local(self._path):
-                objects.put(self._path, content)
-                return
-            path = Path(self._path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made = path.with_suffix(".new")
-            made.write_bytes(content)
-            os.replace(made, path)
+            write_file(self._path, json.dumps(said).encode())
 
 
 def _end(path: str, pid: int) -> None:
