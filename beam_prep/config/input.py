@@ -36,7 +36,8 @@ class SectionConfig(Strict):
 
     def build(self) -> Section:
         """The section, for `Output`."""
-        return Section(self.field, self.action, self.template or None, self.add_special_tokens)
+        template = None if isinstance(self.template, bool) else self.template
+        return Section(self.field, self.action, template, self.add_special_tokens)
 
     def _problems(self) -> Iterator[Problem]:
         if self.action == "$role" and not self.template:

@@ -13,7 +13,6 @@ from beam_prep.config.combinations import (
     column_dtypes,
     contents_of,
     joint_problems,
-    position_ids_mode_of,
 )
 from beam_prep.config.input import InputConfig, outputs_of
 from beam_prep.config.output import OutputConfig, PreprocessingConfig
@@ -191,7 +190,7 @@ class PipelineConfig(Strict):
         for name in ("max_packed_len", "packing_group"):
             if step.packing_strategy == "none" and name in step.model_fields_set and getattr(step, name) is not None:
                 found.append(f"preprocessing.{name} is ignored, because packing_strategy is 'none'")
-        for name in self.output.formats:
+        for name in self.output.storage_format:
             for text in FORMATS[name].warnings([self.output.columns]):
                 found.append(f"output.storage_format {name!r}: {text}")
         if self.output.domain_key is not None and self.input.groups and all(each.domain for each in self.input.groups):
@@ -299,11 +298,6 @@ class PipelineConfig(Strict):
     def written(self) -> dict[str, str]:
         """Written name of each column -> dtype, in output order."""
         return {self.names.get(name, name): dtype for name, dtype in self.columns().items()}
-
-    @property
-    def position_ids_mode(self) -> Literal["none", "doc_reset", "continuous"]:
-        """The mode of position ids: as in the config, else `doc_reset` with packing and `none` without."""
-        return position_ids_mode_of(self.preprocessing, self.output)
 
     @property
     def pad_multiple(self) -> int | None:

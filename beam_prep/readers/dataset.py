@@ -228,7 +228,7 @@ class Dataset(Rows):
     def __getitem__(self, index: slice) -> "Dataset": ...
     @overload
     def __getitem__(self, index: Sequence[int] | Array) -> dict[str, Any]: ...
-    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> "Row | Dataset | dict[str, Any]":
+    def __getitem__(self, index: Any) -> "Row | Dataset | dict[str, Any]":
         """A row (a negative index counts from the end), a view of a slice, or the columns of a list of rows.
 
         Raises:
@@ -253,7 +253,7 @@ class Dataset(Rows):
         Raises:
             IndexError, FormatError: see `[]`.
         """
-        return [self._row(self._row_number(index)) for index in indices]
+        return [self._row(self._rows[index]) for index in checked(indices, len(self)).tolist()]
 
     def __iter__(self) -> Iterator[Row]:
         first = stop = -1
@@ -405,8 +405,7 @@ class Dataset(Rows):
         Raises:
             FormatError: `run.json` is damaged.
         """
-        found: list[dict[str, Any]] = self.run.get("report", {}).get("dropped", [])
-        return found
+        return list(self.run.get("report", {}).get("dropped", []))
 
     def marked(self) -> list[dict[str, Any]]:
         """The first records that were kept and marked (`preprocessing.decontaminate`), in order. See `drops`.
@@ -417,8 +416,7 @@ class Dataset(Rows):
         Raises:
             FormatError: `run.json` is damaged.
         """
-        found: list[dict[str, Any]] = self.run.get("report", {}).get("marked", [])
-        return found
+        return list(self.run.get("report", {}).get("marked", []))
 
     @property
     def run(self) -> dict[str, Any]:
@@ -437,10 +435,14 @@ class Dataset(Rows):
         """The rows of this view in a shard."""
         return _within(self._rows, range(self._starts[shard], self._starts[shard + 1]))
 
-    def _row_number(self, index: SupportsIndex) -> int:
-        if type(index) is not int or not -len(self._rows) <= index < len(self._rows):
+    def _row_number(self, index: Any) -> int:
+        if type(index) is not int:
             index = int(checked([index], len(self))[0])
-        return self._rows[index]
+        try:
+            number: int = self._rows[index]
+        except IndexError:
+            raise IndexError(f"row {index} of {len(self)}") from None
+        return number
 
     def _shard_of(self, number: int) -> int:
         return bisect_right(self._starts, number) - 1

@@ -211,29 +211,24 @@ class Stored:
         digest = hashlib.sha256(said.encode()).hexdigest()
         size = sum(file["bytes"] for file in files)
         home = self._folder / f"{digest}-{size}"
+        made = self._folder / f".{uuid.uuid4().hex}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{self._folder}: cannot be made ({error.strerror}): give cache=DIR") from None
-        with self._lock(digest[:2]):  # only one process copies a shard
-            with contextlib.suppress(OSError):
-                if all((home / name).stat().st_size == file["bytes"] for name, file in wanted.items()):
-                    os.utime(home)
-                    return home
-            made = self._folder / f".{uuid.uuid4().hex}"
-            try:
+            with self._lock(digest[:2]):  # only one process copies a shard
+                with contextlib.suppress(OSError):
+                    if all((home / name).stat().st_size == file["bytes"] for name, file in wanted.items()):
+                        os.utime(home)
+                        return home
                 self._make_room(size)
                 made.mkdir()
                 for name, file in wanted.items():
                     self._copy(file, made / name)
                 _remove(home)  # left from before: a file was cut or removed
                 os.rename(made, home)
-            except OSError as error:
-                raise StorageError(
-                    f"{made}: cannot be written ({error.strerror}): make room, or give cache=DIR"
-                ) from None
-            finally:
-                shutil.rmtree(made, ignore_errors=True)
+        except OSError as error:
+            raise StorageError(f"{made}: cannot be written ({error.strerror}): make room, or give cache=DIR") from None
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
         return home
 
     def _copy(self, file: Mapping[str, Any], path: Path) -> None:

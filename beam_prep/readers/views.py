@@ -8,9 +8,9 @@ number of ranks can continue from it.
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, SupportsIndex, get_args, overload
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 
@@ -159,11 +159,7 @@ class View(Rows):
         left = self.samples - self._start
         return left // self.world_size if self._tail == "drop" else -(-max(0, left - self.rank) // self.world_size)
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice | Sequence[int] | Array) -> list[Row]: ...
-    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> Row | list[Row]:
+    def __getitem__(self, index: Any) -> Any:
         """A sample of this rank, counted from the start of the view (a negative index counts from the end); or a list
         of the samples of a slice or a list of numbers.
 
@@ -172,7 +168,7 @@ class View(Rows):
         """
         if isinstance(index, slice):
             return self.__getitems__(range(len(self))[index])
-        return self.__getitems__(index) if np.ndim(index) else self.__getitems__([index])[0]  # type: ignore
+        return self.__getitems__(index) if np.ndim(index) else self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
         """Several samples. torch's `DataLoader` calls it for each batch. They share one array a column."""
@@ -269,7 +265,7 @@ def checked(indices: Sequence[int] | Array, count: int) -> Array:
 WHOLE = range(-sys.maxsize, 1 << 64)
 
 
-def check(name: str, value: object, allowed: Sequence[object]) -> None:
+def check(name: str, value: object, allowed: Collection[object]) -> None:
     """Checks an argument: a whole number in a range, or one of several strings.
 
     Raises:
