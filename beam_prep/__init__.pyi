@@ -13,7 +13,7 @@ from beam_prep.data.schema import TextRules as TextRules
 from beam_prep.pipeline import Pipeline as Pipeline
 from beam_prep.readers.collate import collate as collate
 from beam_prep.readers.dataset import Dataset as Dataset
-from beam_prep.readers.open import open_dataset
+from beam_prep.readers.dataset import open_dataset
 from beam_prep.readers.views import mixture as mixture
 from beam_prep.reading.records import Records as Records
 from beam_prep.reading.rollouts import RolloutFields as RolloutFields

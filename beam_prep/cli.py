@@ -547,7 +547,7 @@ def _report(given: argparse.Namespace) -> int:
     from beam_prep.formats.manifest import REPORT
     from beam_prep.inspect.draw import check_page
     from beam_prep.inspect.output import report_page
-    from beam_prep.readers.open import ALL, open_dataset
+    from beam_prep.readers.dataset import ALL, open_dataset
     from beam_prep.storage.files import write_file
 
     is_stored = "://" in given.output
@@ -601,26 +601,18 @@ def _verify(given: argparse.Namespace) -> int:
 def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """What `verify` found out about an output, and the problems."""
     from beam_prep.formats.manifest import MANIFEST, load
-    from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.verify import LocalFiles, OutputFiles, numbers, problems
+    from beam_prep.readers.dataset import ALL, open_dataset
+    from beam_prep.storage.stores.objects import read_bytes
+    from beam_prep.verify import numbers
 
     found: dict[str, Any] = {"output": given.output}
     try:
         if "://" in given.output:
             _reach_stores(given.beam_options)
-            from beam_prep.readers.stored import StoredFiles
-            from beam_prep.storage.files import join
-            from beam_prep.storage.versions import Versions
-
-            latest = Versions(given.output).latest()
-            stored = StoredFiles(given.output if latest is None else join(given.output, latest))
-            files: OutputFiles = stored
-            text = stored.manifest()
-        else:
-            folder = open_dataset(given.output, split=ALL).path
-            files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
+        rows = open_dataset(given.output, split=ALL)
+        text = read_bytes(f"{rows.path}/{MANIFEST}")
         manifest = load(text, f"{given.output}/{MANIFEST}")
-        wrong = list(problems(files, manifest))
+        wrong = rows.problems()
         found |= numbers(text)
         if given.inputs:
             import_beam()

@@ -225,7 +225,7 @@ def sizes(
             continue
         _, files = encode_block(batch, layout.tokens(batch), max_reject_chars, "first")
         cached = sum(len(part) for parts in files.values() for part in parts)
-        return cached / size, _written(batch, config.output.formats, layout) / size
+        return cached / size, _written(batch, config.output.storage_format, layout) / size
     return 0.0, 0.0
 
 

@@ -231,7 +231,8 @@ class OutputClaim:
         """Ends the claim of a finished job, and removes its blocks unless they are kept."""
         # A job that may outlive its launcher ends its own claim. A launch that takes over the claim cleans up, too.
         if here or self.claims.update(lease=self.options.lease, renewed=time.time()):
-            if self.options.cache_dir is None:
+            # Blocks of an earlier launch go, too, even if this one has a --cache_dir, unless that is their folder.
+            if self.staging.root not in (self.options.cache_dir or ""):
                 self.staging.remove_kept()
             self.claims.release()
 

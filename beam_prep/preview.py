@@ -15,7 +15,7 @@ from rich.text import Text
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
-from beam_prep.config.loading import with_template
+from beam_prep.config.pipeline_config import with_template
 from beam_prep.data.block import ALIVE, DROPPED, TEXT_LIMIT
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import metadata_value, placed

@@ -15,6 +15,7 @@ from beam_prep._version import __version__
 from beam_prep.chat.apply import COMPARED
 from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
 from beam_prep.config import PipelineConfig
+from beam_prep.config.combinations import position_ids_mode_of
 from beam_prep.data.block import InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
@@ -405,7 +406,7 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         preprocessing.packing_strategy,
         preprocessing.max_packed_len or preprocessing.max_seq_len,
         preprocessing.packing_group,
-        config.position_ids_mode,
+        position_ids_mode_of(preprocessing, config.output),
         config.columns(),
         config.names,
         "keep_start" if preprocessing.truncation_mode == "chunk" else preprocessing.truncation_mode,
@@ -431,7 +432,7 @@ def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any
     return Shard(
         output,
         config.output.max_tokens_per_shard,
-        config.output.formats,
+        config.output.storage_format,
         max_items=config.preprocessing.max_items,
         pack=layout(config, tokenizer),
         rows_without_loss=config.preprocessing.rows_without_loss,

@@ -20,8 +20,7 @@ from beam_prep.formats.manifest import MANIFEST, TOKENIZER
 from beam_prep.hints import counted
 from beam_prep.options import RunOptions
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.readers.dataset import Dataset
-from beam_prep.readers.open import ALL, open_dataset
+from beam_prep.readers.dataset import ALL, Dataset, open_dataset
 from beam_prep.reading.sources import place_at
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import first_changed

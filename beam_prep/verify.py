@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,31 +42,19 @@ VALUES_AT_ONCE = 1 << 20
 """Values (or bytes, see `Format.sizes_in`) that are read at a time; a larger row is read alone."""
 
 
-class OutputFiles(Protocol):
-    """The files of an output, on a disk or in a store."""
+class OutputFiles:
+    """The files of an output on this machine's disk; `readers.shards.StoredFiles` are those of one in a store."""
+
+    def __init__(self, output: str | os.PathLike[str]) -> None:
+        self._folder = Path(output)
 
     def names(self) -> Iterable[str]:
-        """The path of every file, relative to the output, with "/"."""
-        ...
-
-    def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """A folder on this machine with these files, if they exist. The folder lasts as long as the context."""
-        ...
-
-
-class LocalFiles:
-    """An output on this machine's disk."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
-
-    def names(self) -> Iterator[str]:
-        """See `OutputFiles.names`. Links to folders are not followed."""
+        """The path of every file, relative to the output, with "/". Links to folders are not followed."""
         files = (path for path in self._folder.rglob("*") if path.is_file())
         return (path.relative_to(self._folder).as_posix() for path in files)
 
     def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """See `OutputFiles.local`."""
+        """A folder on this machine with these files, if they exist. The folder lasts as long as the context."""
         return nullcontext(self._folder)
 
 

@@ -222,7 +222,8 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sections({"action": "train"}), "input.sections[0].field", "missing. Key of the record that is read."),
     ({}, "input", ""),
     (sections(TEXT, mask={"user": "skip"}), "mask.user", ""),
-    *((sections(TEXT, version=each), "version", "") for each in (2, True)),
+    (sections(TEXT, version=2), "version", ""),
+    (sections({**CHAT, "template": "yes"}), "input.sections[0].template", "allowed: false, true, 'message'"),
     *((sections(TEXT, preprocessing={"padding": each}), "preprocessing.padding", "") for each in (0, "5", 5.0, True)),
     (sections(TEXT, preprocessing={"max_seq_len": 10**30}), "preprocessing.max_seq_len", f"or equal to {1 << 53}"),
     (

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import ConfigError, FormatError, OutputError, TokenCacheError
+from beam_prep.errors import ConfigError, FormatError, OutputError, RunError, TokenCacheError
 from beam_prep.formats import cached_block as files
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.pipeline import Pipeline, Result
@@ -126,6 +126,17 @@ def test_cached_blocks_give_the_bytes_of_a_run_from_scratch(jobs: Jobs) -> None:
     blocks = len(cached(Path(jobs.cache_dir)))
     assert (jobs.told("one"), jobs.told("two")) == ((blocks, 0), (blocks, blocks))
     assert jobs.tree("one") == jobs.tree("two")
+
+
+def test_blocks_of_a_failed_launch_go_although_the_next_has_a_cache(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(20))
+    with pytest.raises(RunError):
+        jobs.run("a.jsonl", max_reject_rate=0.0)
+    beside = jobs.folder / ".beam_prep"
+    assert cached(beside)
+    jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
+    assert not cached(beside)
+    assert cached(Path(jobs.cache_dir))
 
 
 def test_a_block_without_rejects_needs_no_file_of_them(jobs: Jobs) -> None:

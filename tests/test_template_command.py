@@ -106,5 +106,5 @@ def test_each_named_template_has_a_heading(
     assert [each["name"] for each in both] == ["default", "strict"]
     assert [by_name(each)["system message"]["outcome"] for each in both] == ["taken", "raises"]
     assert asked(capsys, str(folder), "--chat_template", "strict")["templates"] == [both[1]]
-    assert main(["template", str(folder)]) == 0
+    assert main(["template", str(folder), "--no_pager"]) == 0
     assert f"{folder}, template 'strict': 14 taken, 5 not written, 0 refused, 1 raises\n" in capsys.readouterr().out

@@ -172,7 +172,7 @@ def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bo
     others = {"seq_lens", *output.metadata()}
     width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name not in others)
     strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
-    for kind in output.formats:
+    for kind in output.storage_format:
         cannot = FORMATS[kind]
         for name in [name for name, dtype in dtypes.items() if dtype in cannot.unknown_dtypes]:
             text = f"found {dtypes[name]!r}; the format {kind!r} has all dtypes but {', '.join(cannot.unknown_dtypes)}"

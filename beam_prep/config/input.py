@@ -5,10 +5,10 @@ from dataclasses import replace
 from datetime import date as Date
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from beam_prep.config.output import OutputConfig
-from beam_prep.config.strict import Name, Problem, Strict, Text, Texts, as_date, one_of
+from beam_prep.config.strict import Name, Problem, Strict, Text, Texts, as_date
 from beam_prep.data.schema import LOSS_WEIGHTS, RESERVED, Action, Output, OutputKind, Section
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown
@@ -25,10 +25,8 @@ class SectionConfig(Strict):
     """`train` or `mask`; `$role`: the rule of each message's role; `$last`: trains only the last message, all messages
     before it are the prompt; `value`: numbers, which are not tokenised. See [actions](config.md#actions)."""
     template: Annotated[
-        Literal[False, "message", "conversation"],
-        BeforeValidator(lambda value: "message" if value is True else value),
-        one_of(False, True, "message", "conversation"),  # runs first: pydantic goes backwards here
-        WithJsonSchema({"enum": [False, True, "message", "conversation"]}),
+        Literal[False, True, "message", "conversation"],
+        AfterValidator(lambda value: "message" if value is True else value),
     ] = False
     """`true` or `"message"`: the chat template renders each message of a list alone; `"conversation"`: it renders all
     messages together. See [templates](config.md#templates)."""
@@ -38,7 +36,8 @@ class SectionConfig(Strict):
 
     def build(self) -> Section:
         """The section, for `Output`."""
-        return Section(self.field, self.action, self.template or None, self.add_special_tokens)
+        template = None if isinstance(self.template, bool) else self.template
+        return Section(self.field, self.action, template, self.add_special_tokens)
 
     def _problems(self) -> Iterator[Problem]:
         if self.action == "$role" and not self.template:

@@ -265,8 +265,3 @@ class OutputConfig(Strict):
         """Metadata column -> dtype."""
         columns = [metadata_column(name, kind) for name, kind in self.keep_fields.items()]
         return {column.name: column.dtype for column in (*columns, *((FILE, OFFSET) if self.provenance else ()))}
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """The formats to write, each once, in a fixed order."""
-        return self.storage_format

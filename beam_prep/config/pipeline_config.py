@@ -1,26 +1,34 @@
-"""`PipelineConfig`: all parts of a config together."""
+"""`PipelineConfig`: all parts of a config together, and how it is made of a text."""
 
+import errno
+import json
 import os
+import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from beam_prep.config.combinations import (
     column_dtypes,
     contents_of,
     joint_problems,
-    position_ids_mode_of,
 )
 from beam_prep.config.input import InputConfig, outputs_of
-from beam_prep.config.loading import TemplateFiles, parsed, read_file, validated, with_template
 from beam_prep.config.output import OutputConfig, PreprocessingConfig
 from beam_prep.config.presets import with_preset
-from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, one_of
+from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, path_of, problems_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
+from beam_prep.formats.manifest import is_outside
 from beam_prep.reading.verdicts import FieldUse
+
+MAX_CONFIG_BYTES = 16 * 1024 * 1024
+"""Most bytes of a config, and of the file of a chat template."""
+
+TemplateFiles = Literal["beside", "below", "none"]
+"""Which files may hold a chat template: any file, relative to the config's folder; only files below it; none."""
 
 
 class MaskOptionsConfig(Strict):
@@ -73,7 +81,7 @@ class PipelineConfig(Strict):
       input.sections[0].action: found 'trian'; did you mean 'train'? allowed: 'train', 'mask', '$role', '$last', 'value'
     """
 
-    version: Annotated[Literal[1], one_of(1)] = 1
+    version: Literal[1] = 1
     """Version of the config format."""
     input: InputConfig
     """What is read: see [input](config.md#input)."""
@@ -116,13 +124,23 @@ class PipelineConfig(Strict):
             files: `none`: the config must hold the chat template itself; `below`: the template may also be a file below
                 the folder of `name`. For configs from other people.
         """
-        obj = with_template(parsed(text, name), os.path.dirname(name), read, files)
-        return validated(PipelineConfig, obj, name)
+        return cls._validated(with_template(_parsed(text, name), os.path.dirname(name), read, files), name)
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":
         """Builds a config from plain dicts and lists; `name` is its name in error messages."""
-        return validated(PipelineConfig, with_template(obj, ""), name)
+        return cls._validated(with_template(obj, ""), name)
+
+    @classmethod
+    def _validated(cls, obj: object, name: str) -> "PipelineConfig":
+        """Builds a config from JSON. Raises one `ConfigError`, which lists all problems, one a line."""
+        try:
+            return cls.model_validate(obj)
+        except ValidationError as error:
+            problems = [problem for each in error.errors() for problem in problems_of(cls, each)]
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = [f"  {path_of(at)}: {text}" for at, text in problems]
+        raise ConfigError("\n".join([f"{name}: {count} in the config", *lines]))
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -172,7 +190,7 @@ class PipelineConfig(Strict):
         for name in ("max_packed_len", "packing_group"):
             if step.packing_strategy == "none" and name in step.model_fields_set and getattr(step, name) is not None:
                 found.append(f"preprocessing.{name} is ignored, because packing_strategy is 'none'")
-        for name in self.output.formats:
+        for name in self.output.storage_format:
             for text in FORMATS[name].warnings([self.output.columns]):
                 found.append(f"output.storage_format {name!r}: {text}")
         if self.output.domain_key is not None and self.input.groups and all(each.domain for each in self.input.groups):
@@ -282,11 +300,6 @@ class PipelineConfig(Strict):
         return {self.names.get(name, name): dtype for name, dtype in self.columns().items()}
 
     @property
-    def position_ids_mode(self) -> Literal["none", "doc_reset", "continuous"]:
-        """The mode of position ids: as in the config, else `doc_reset` with packing and `none` without."""
-        return position_ids_mode_of(self.preprocessing, self.output)
-
-    @property
     def pad_multiple(self) -> int | None:
         """Rows are padded to a multiple of this number; None: they are not padded."""
         padding = self.preprocessing.padding
@@ -337,3 +350,76 @@ def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> 
     plain["sections" if given.sources else "sources"] = None
     for each in outputs_of(given, output) if given.sources else ():
         plain["sources"][each.name]["mask_key"] = each.mask_name
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a local file.
+
+    Raises:
+        OSError: the file cannot be read, or is too large for a config.
+    """
+    with open(path, "rb") as file:
+        found = file.read(MAX_CONFIG_BYTES + 1)
+    if len(found) > MAX_CONFIG_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_CONFIG_BYTES} bytes")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}; give it once")
+    return found
+
+
+def _parsed(text: str, name: str) -> Any:
+    """The JSON of a config.
+
+    Raises:
+        ConfigError: the text is not JSON.
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair, which no file can hold
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise ConfigError(f"{name}: not usable as JSON: {error}") from error
+    return found
+
+
+def with_template(
+    obj: Any, folder: str, read: Callable[[str], bytes] | None = None, files: TemplateFiles = "beside"
+) -> Any:
+    """Replaces the path of a chat template by the text of the template, on which outputs depend.
+
+    Args:
+        obj: the config's JSON.
+        folder: the folder of the config.
+        read: reads a file.
+        files: the files that may be read.
+
+    Raises:
+        ConfigError: the file cannot be read, or `files` does not allow it.
+    """
+    given = obj.get("input") if isinstance(obj, dict) else None
+    if not isinstance(given, dict):
+        return obj
+    source = given.get("chat_template")
+    if not isinstance(source, str) or not source or "{{" in source or "{%" in source or re.fullmatch(r"[\w-]+", source):
+        return obj  # a template, or the name of a template of the tokenizer
+    found = f"input.chat_template: found {source[:200]!r}, which"
+    if files == "none":
+        raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
+    if files == "below" and (is_outside(source) or "://" in source or "\\" in source):
+        raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
+    path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
+    try:
+        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would become text of every row
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
+        raise ConfigError(
+            f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
+            "one of the tokenizer's"
+        ) from error
+    return {**obj, "input": {**given, "chat_template": text}}

@@ -4,6 +4,7 @@ A padded batch has an array [rows, longest] a column. A packed batch has all row
 the starts of documents in the fields that transformers' flash attention reads.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import Row, joined
-from beam_prep.readers.views import Rows, why_not_packed
+from beam_prep.readers.views import WHOLE, Rows, check, why_not_packed
 
 Arrays = Literal["numpy", "torch", "jax"]
 Side = Literal["right", "left"]
@@ -65,11 +66,10 @@ def collate(
     roles = {column.role for column in schema}
     if packed is None:
         packed = "lengths" in roles
-    for name, value, known in (("arrays", arrays, Arrays), ("side", side, Side)):
-        if value not in get_args(known):
-            raise ConfigError(f"{name} is {value!r}, wanted one of {', '.join(get_args(known))}")
-    if pad_to_multiple_of < 1:
-        raise ConfigError(f"pad_to_multiple_of is {pad_to_multiple_of}, wanted at least 1")
+    check("arrays", arrays, get_args(Arrays))
+    check("side", side, get_args(Side))
+    check("pad_to_multiple_of", pad_to_multiple_of, range(1, sys.maxsize))
+    check("pad_id", pad_id or 0, WHOLE)
     if packed and (problem := why_not_packed(schema)) is not None:
         raise ConfigError(f"{problem}, or use packed=False, pad_id=...")
     if packed and pad_to_multiple_of != 1:

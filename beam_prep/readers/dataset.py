@@ -12,6 +12,7 @@ Readers trust only the manifest: they ignore files that it does not list.
 import functools
 import itertools
 import json
+import os
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,22 +27,27 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, Column, metadata_values
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Row, joined
-from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, is_outside, output_columns
+from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, followed, load, output_columns
 from beam_prep.hints import unknown_name
-from beam_prep.readers.lease import ReaderLease
-from beam_prep.readers.shards import OpenShard, OpenShards
-from beam_prep.readers.stored import Stored, StoredFiles, hold
-from beam_prep.readers.views import Mixture, Rows, Tail, View, checked, mixture, shuffled, why_not_packed
+from beam_prep.readers.shards import (
+    CACHE_BYTES,
+    OpenShard,
+    OpenShards,
+    ReaderLease,
+    Stored,
+    StoredFiles,
+    default_folder,
+    hold,
+    no_output,
+)
+from beam_prep.readers.views import WHOLE, Mixture, Rows, Tail, View, check, checked, mixture, shuffled, why_not_packed
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, Strategy, plan_packs
+from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.verify import OutputFiles, problems
 
 if TYPE_CHECKING:
     from beam_prep.tokens.tokenizer import Tokenizer
-
-_AT_ONCE = 4096
-"""Rows that are gathered at a time."""
-
-_REJECT = {"file", "offset", "line", "reason", "message", "text"}
 
 Part = tuple[str | None, str]
 """(split or None, domain)."""
@@ -220,7 +226,7 @@ class Dataset(Rows):
     def __getitem__(self, index: slice) -> "Dataset": ...
     @overload
     def __getitem__(self, index: Sequence[int] | Array) -> dict[str, Any]: ...
-    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> "Row | Dataset | dict[str, Any]":
+    def __getitem__(self, index: Any) -> "Row | Dataset | dict[str, Any]":
         """A row (a negative index counts from the end), a view of a slice, or the columns of a list of rows.
 
         Raises:
@@ -231,7 +237,7 @@ class Dataset(Rows):
             return self._row(self._row_number(index))
         if isinstance(index, slice):
             return self._view(self._rows[index])
-        if isinstance(index, Sequence) or (isinstance(index, np.ndarray) and index.ndim):
+        if np.ndim(index):
             found: dict[str, Any] = self.gather(checked(index, len(self)))
             for column in self.schema:
                 if column.metadata:
@@ -245,7 +251,7 @@ class Dataset(Rows):
         Raises:
             IndexError, FormatError: see `[]`.
         """
-        return [self._row(self._row_number(index)) for index in indices]
+        return [self._row(self._rows[index]) for index in checked(indices, len(self)).tolist()]
 
     def __iter__(self) -> Iterator[Row]:
         first = stop = -1
@@ -378,21 +384,13 @@ class Dataset(Rows):
             FormatError: a file of rejects is missing or damaged.
         """
         for file in self.manifest["rejects"]:
-            if is_outside(file["path"]):
-                raise FormatError(f"{self.path}: {MANIFEST} lists {file['path']!r}, which leads out of the output")
             folder, name = file["path"].rpartition("/")[::2]
             path = _local(self._files, [file], folder) / name
             try:
                 with path.open(encoding="utf-8", errors="surrogatepass", newline="\n") as lines:
-                    for number, line in enumerate(lines, start=1):
-                        found = json.loads(line)
-                        if not isinstance(found, dict) or not found.keys() >= _REJECT:
-                            raise FormatError(f"{path}: line {number} is no rejected record: it is damaged")
-                        yield found
-            except FileNotFoundError:
-                raise FormatError(f"{path} is missing, though {MANIFEST} lists it: make the output again") from None
-            except ValueError as error:
-                raise FormatError(f"{path} is damaged ({error}): make the output again") from None
+                    yield from map(json.loads, lines)
+            except (FileNotFoundError, ValueError) as error:
+                raise FormatError(f"{path} is missing or damaged ({error}): make the output again") from None
 
     def drops(self) -> list[dict[str, Any]]:
         """The first dropped records of each reason, in order: `file`, `offset` (in bytes), `line` (from 1), `reason`,
@@ -405,8 +403,7 @@ class Dataset(Rows):
         Raises:
             FormatError: `run.json` is damaged.
         """
-        found: list[dict[str, Any]] = self.run.get("report", {}).get("dropped", [])
-        return found
+        return list(self.run.get("report", {}).get("dropped", []))
 
     def marked(self) -> list[dict[str, Any]]:
         """The first records that were kept and marked (`preprocessing.decontaminate`), in order. See `drops`.
@@ -417,8 +414,7 @@ class Dataset(Rows):
         Raises:
             FormatError: `run.json` is damaged.
         """
-        found: list[dict[str, Any]] = self.run.get("report", {}).get("marked", [])
-        return found
+        return list(self.run.get("report", {}).get("marked", []))
 
     @property
     def run(self) -> dict[str, Any]:
@@ -437,11 +433,14 @@ class Dataset(Rows):
         """The rows of this view in a shard."""
         return _within(self._rows, range(self._starts[shard], self._starts[shard + 1]))
 
-    def _row_number(self, index: SupportsIndex) -> int:
+    def _row_number(self, index: Any) -> int:
+        if type(index) is not int:
+            index = int(checked([index], len(self))[0])
         try:
-            return self._rows[index]
+            number: int = self._rows[index]
         except IndexError:
             raise IndexError(f"row {index} of {len(self)}") from None
+        return number
 
     def _shard_of(self, number: int) -> int:
         return bisect_right(self._starts, number) - 1
@@ -497,12 +496,6 @@ class Dataset(Rows):
             cuts: int64 [rows] each, start and stop of the wanted values of each row; None: all values. Metadata columns
                 are not cut.
         """
-        if len(rows) > _AT_ONCE:  # the views below keep all their shards mapped
-            parts = []
-            for start in range(0, len(rows), _AT_ONCE):
-                part = slice(start, start + _AT_ONCE)
-                parts.append(self._gather(rows[part], cuts and (cuts[0][part], cuts[1][part])))
-            return {name: Ragged.concat([each[name] for each in parts]) for name in parts[0]}
         views: list[list[Any]] = [[None] * len(rows) for _ in self.schema]
         order = np.argsort(rows)  # each shard is opened once
         first = stop = -1
@@ -569,15 +562,13 @@ class Dataset(Rows):
         Raises:
             FormatError: the output differs from its manifest; the message has one line for each difference.
         """
-        from beam_prep.verify import LocalFiles, OutputFiles, problems  # it takes longer than opening an output
-
-        if isinstance(self.path, str):
-            files: OutputFiles = StoredFiles(self.path)
-        else:
-            files = LocalFiles(self.path)
-        found = list(problems(files, self.manifest))
-        if found:
+        if found := self.problems():
             raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
+
+    def problems(self) -> list[str]:
+        """What `verify` finds: a line for each difference; [] if the output is as its manifest says."""
+        files = StoredFiles(self.path) if isinstance(self.path, str) else OutputFiles(self.path)
+        return list(problems(files, self.manifest))
 
 
 def _local(files: Path | Stored, wanted: Sequence[Mapping[str, Any]], inside: str) -> Path:
@@ -622,10 +613,9 @@ class Packed(View):
 
     def __init__(self, dataset: Dataset, length: int, seed: int | None, strategy: Strategy, *ranks: Any) -> None:
         self.schema = packed_columns(dataset)
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
-        if not 1 <= length < 2**31:
-            raise ConfigError(f"length is {length}, wanted 1 to {2**31 - 1} tokens")
+        check("strategy", strategy, STRATEGIES)
+        check("length", length, range(1, 2**31))
+        check("seed", 0 if seed is None else seed, WHOLE)
         self._dataset, self._seed = dataset, seed
         lengths = dataset.lengths(str(self.schema[-1].of))
         narrow = np.int32 if len(lengths) < 2**31 else np.int64
@@ -683,3 +673,79 @@ def packed_columns(dataset: Dataset) -> tuple[Column, ...]:
     columns = (replace(column, depth=1) if column.metadata else column for column in dataset.schema)
     added = Column(POSITION_IDS, "int32", 1, "position", ids), Column(SEQ_LENS, "int32", 1, "lengths", ids)
     return (*columns, *added)
+
+
+ALL = "all"
+"""In place of the name of a split: the rows of all splits."""
+
+
+def open_dataset(
+    path: str | os.PathLike[str],
+    domains: Sequence[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    *,
+    split: str | None = None,
+) -> Dataset:
+    """Opens an output. It reads the manifest; a shard is opened when one of its rows is read.
+
+    If the output has versions, the latest is opened. It is not removed while the reader holds it (by a lease, which
+    lasts a day and is renewed when shards are opened).
+
+    If the output is in a store (`gs://`, `s3://`), a shard is copied to this machine, and checked by its sha256, when
+    one of its rows is first read. Processes share the copies. boto3 and google-cloud-storage find credentials and
+    endpoints by themselves.
+
+    >>> ds = bp.open("out/chat")
+    >>> len(ds), ds.columns
+    (260, ('input_ids', 'labels'))
+
+    If the output has splits, give `split`. There is no default, so test data cannot get into training unnoticed. "all"
+    gives the rows of all splits, one split after the other.
+
+    Args:
+        path: the output.
+        domains: only the rows of these domains, in the order of the output; default: all.
+        cache: the folder of the copies; default: `outputs` in this user's cache folder of beam_prep.
+        cache_bytes: most bytes of copies. The least recently used copies are removed first, but none that this process
+            has open.
+        split: only the rows of this split; "all": all rows, also if there are no splits.
+
+    Raises:
+        FormatError: there is no output; the message says what is there instead.
+        BeamPrepError: the output has no such domain or split, or it has splits and `split` is not given.
+        StorageError: the store does not answer, or refuses.
+    """
+    if isinstance(domains, str):
+        raise BeamPrepError(f"domains is {domains!r}, wanted a list: domains=[{domains!r}]")
+    is_stored = "://" in os.fspath(path)
+    if is_stored:
+        from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
+
+        root = os.fspath(path).rstrip("/")
+        versions = Versions(root)
+        where = root if (latest := versions.latest()) is None else versions.path(latest)
+        copies = default_folder() if cache is None else Path(os.path.abspath(cache))
+        files: Path | Stored = Stored(where, copies, cache_bytes, StoreOptions.current())
+    else:
+        root = os.path.abspath(path)
+        files = followed(Path(root))
+        where = str(files)
+    lease = None if where == root else ReaderLease(where)
+    try:
+        manifest = load(read_bytes(f"{where}/{MANIFEST}"), f"{where}/{MANIFEST}")
+    except (FileNotFoundError, NotADirectoryError):
+        above = [] if is_stored else [each for each in Path(where).parents[:3] if (each / MANIFEST).is_file()]
+        if above:
+            raise FormatError(f"{path} is a part of an output: open {above[0]}") from None
+        raise no_output(where if os.path.isdir(where) else root) from None
+    try:
+        if split is None and manifest.get("splits"):
+            counts = ", ".join(f"{name!r} ({found['rows']:,} rows)" for name, found in manifest["splits"].items())
+            first = next(iter(manifest["splits"]))
+            raise BeamPrepError(
+                f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
+            )
+        return Dataset(files, manifest, lease, domains, None if split == ALL else split)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{where}/{MANIFEST} is damaged ({error!r}): make the output again") from None

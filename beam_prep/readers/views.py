@@ -5,10 +5,12 @@ samples that all ranks together have taken are always the beginning of the order
 number of ranks can continue from it.
 """
 
+import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, SupportsIndex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError
 from beam_prep.formats import Row
+from beam_prep.hints import shown
 
 Tail = Literal["keep", "drop"]
 
@@ -125,10 +128,9 @@ class View(Rows):
     """
 
     def __init__(self, samples: int, key: int, rank: int, world_size: int, epoch: int, tail: Tail) -> None:
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank is {rank} of world_size {world_size}, wanted 0 to world_size - 1")
-        if tail not in ("keep", "drop"):
-            raise ConfigError(f"tail is {tail!r}, wanted keep or drop")
+        check("world_size", world_size, range(1, sys.maxsize))
+        check("rank", rank, range(world_size))
+        check("tail", tail, get_args(Tail))
         self.samples, self.rank, self.world_size = samples, rank, world_size
         self._key, self._tail = key, tail
         self.set_epoch(epoch)
@@ -148,8 +150,7 @@ class View(Rows):
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch."""
-        if epoch < 0:
-            raise ConfigError(f"epoch is {epoch}, wanted 0 or more")
+        check("epoch", epoch, range(sys.maxsize))
         self.epoch, self._start = epoch, 0
         self._ordered(epoch)
 
@@ -158,13 +159,16 @@ class View(Rows):
         left = self.samples - self._start
         return left // self.world_size if self._tail == "drop" else -(-max(0, left - self.rank) // self.world_size)
 
-    def __getitem__(self, index: SupportsIndex) -> Row:
-        """A sample of this rank, counted from the start of the view; a negative index counts from the end.
+    def __getitem__(self, index: Any) -> Any:
+        """A sample of this rank, counted from the start of the view (a negative index counts from the end); or a list
+        of the samples of a slice or a list of numbers.
 
         Raises:
             IndexError: there is no such sample.
         """
-        return self.__getitems__([index.__index__()])[0]
+        if isinstance(index, slice):
+            return self.__getitems__(range(len(self))[index])
+        return self.__getitems__(index) if np.ndim(index) else self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
         """Several samples. torch's `DataLoader` calls it for each batch. They share one array a column."""
@@ -186,8 +190,7 @@ class View(Rows):
                 For a loader: the number of batches times their size, at most `len`. The view cannot count them, because
                 loaders read ahead of the trainer, and in other processes.
         """
-        if not 0 <= taken <= len(self):
-            raise ConfigError(f"taken is {taken}, wanted 0 to {len(self)}, the samples that this rank has here")
+        check("taken", taken, range(len(self) + 1))
         position = min(self.samples, self._start + taken * self.world_size)
         if self._tail == "drop" and self.samples - position < self.world_size:
             position = self.samples
@@ -249,13 +252,32 @@ def checked(indices: Sequence[int] | Array, count: int) -> Array:
     if found.size == 0:
         return np.zeros(0, np.int64)
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        hint = "; of a mask give np.flatnonzero(mask)" if found.dtype == bool else ""
-        raise IndexError(f"found {found.ndim} dimensions of {found.dtype}, wanted a list of integers{hint}")
+        hints = {"b": "; of a mask give np.flatnonzero(mask)", "U": "; for a column take it of rows: rows[0]['labels']"}
+        wanted = f"wanted the number of a row, a slice or a list of numbers{hints.get(found.dtype.kind, '')}"
+        raise IndexError(f"found {shown(found.tolist())}, {wanted}")
     wrong = (found < -count) | (found >= count)
     if wrong.any():
         raise IndexError(f"row {found[wrong][0]} of {count}")
     found = found.astype(np.int64)
     return np.where(found < 0, found + count, found)
+
+
+WHOLE = range(-sys.maxsize, 1 << 64)
+
+
+def check(name: str, value: object, allowed: Collection[object]) -> None:
+    """Checks an argument: a whole number in a range, or one of several strings.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(allowed, range):
+        wanted = f"a whole number from {allowed[0]} to {allowed[-1]}"
+        known = isinstance(value, SupportsIndex) and not isinstance(value, bool) and value.__index__() in allowed
+    else:
+        wanted, known = f"one of {', '.join(map(str, allowed))}", value in allowed
+    if not known:
+        raise ConfigError(f"{name} is {shown(value)}, wanted {wanted}")
 
 
 def why_not_packed(schema: Sequence[Column]) -> str | None:
@@ -324,8 +346,8 @@ class Mixture(View):
         self._names, self._parts, self._seed = list(parts), list(parts.values()), seed
         sizes = [len(part) for part in self._parts]
         total = sum(sizes) if samples is None else samples
-        if total < 1:
-            raise ConfigError(f"samples is {total}, wanted 1 or more")
+        check("samples", total, range(1, sys.maxsize))
+        check("seed", seed, WHOLE)
         self._quotas = _apportioned(total, np.array([weights[name] for name in self._names], float))
         self.quotas = dict(zip(self._names, self._quotas.tolist(), strict=True))
         self.epochs = {name: quota / size for (name, quota), size in zip(self.quotas.items(), sizes, strict=True)}
@@ -372,14 +394,15 @@ def _check(parts: Mapping[str, Rows], weights: Mapping[str, float]) -> tuple[Col
     Raises:
         ConfigError: the parts cannot be mixed like this.
     """
-    if not parts:
-        raise ConfigError("there are no parts: give a dataset or more")
-    if parts.keys() != weights.keys():
-        raise ConfigError(f"found weights of {', '.join(weights)}, wanted those of {', '.join(parts)}")
+    if not parts or not isinstance(parts, Mapping) or not all(isinstance(part, Rows) for part in parts.values()):
+        raise ConfigError(f"found parts {shown(parts)}, wanted names with datasets: {{'a': bp.open('out/a')}}")
+    if not isinstance(weights, Mapping) or parts.keys() != weights.keys():
+        raise ConfigError(f"found weights {shown(weights)}, wanted a number for each of {', '.join(parts)}")
     first, schema = next((name, part.schema) for name, part in parts.items())
     for name, part in parts.items():
-        if not 0 < weights[name] < float("inf"):
-            raise ConfigError(f"the weight of {name!r} is {weights[name]}, wanted more than 0; leave it out for none")
+        weight = weights[name]
+        if not isinstance(weight, Real) or not 0 < weight < float("inf"):
+            raise ConfigError(f"the weight of {name!r} is {shown(weight)}, wanted a number above 0; leave it out for 0")
         if part.schema != schema:
             raise ConfigError(
                 f"{name!r} has the columns {', '.join(map(_shown, part.schema))}; {first!r} has "

@@ -133,7 +133,7 @@ def test_columns_give_the_batch_of_their_rows(output: Any) -> None:
         (ROLLOUTS, {"packed": True}, "'responses' has no value for each token"),
         ((IDS, Column("attention_mask", "int32", 1, "attention")), {"packed": True}, "the rows are padded"),
         (SCHEMA, {"packed": True, "pad_to_multiple_of": 8}, "leave out pad_to_multiple_of"),
-        (SCHEMA, {"pad_id": 0, "pad_to_multiple_of": 0}, "wanted at least 1"),
+        (SCHEMA, {"pad_id": 0, "pad_to_multiple_of": 0}, "wanted a whole number from 1"),
         (SCHEMA, {"pad_id": 0, "arrays": "tf"}, "arrays is 'tf', wanted one of numpy, torch, jax"),
         (SCHEMA, {"pad_id": 0, "side": "top"}, "side is 'top', wanted one of right, left"),
     ],

@@ -105,9 +105,13 @@ def test_what_cannot_be_mixed_is_refused(dataset: Dataset, output: Any) -> None:
     other = bp.open(output([IDS, LABELS], {"d": [documents([4])]}))
     empty = bp.open(output([IDS, MASK], {"d": [[]]}))
     for parts, weights, message in [
-        ({}, {}, "there are no parts"),
-        ({"a": dataset}, {"b": 1}, "found weights of b, wanted those of a"),
-        ({"a": dataset}, {"a": 0}, "weight of 'a' is 0, wanted more than 0"),
+        ({}, {}, "found parts {}, wanted names with datasets"),
+        ([dataset], {"a": 1}, r"found parts \[Dataset.*wanted names with datasets"),
+        ({"a": "out/a"}, {"a": 1}, r"found parts {'a': 'out/a'}, wanted names with datasets"),
+        ({"a": dataset}, [1], r"found weights \[1\], wanted a number for each of a"),
+        ({"a": dataset}, {"a": "1"}, "weight of 'a' is '1', wanted a number above 0"),
+        ({"a": dataset}, {"b": 1}, "found weights {'b': 1}, wanted a number for each of a"),
+        ({"a": dataset}, {"a": 0}, "weight of 'a' is 0, wanted a number above 0"),
         ({"a": dataset}, {"a": float("nan")}, "weight of 'a' is nan"),
         ({"a": dataset, "b": other}, {"a": 1, "b": 1}, r"'b' has the columns .*labels \(int32, labels\); 'a' has"),
         ({"a": dataset.packed(9, rank=1, world_size=2)}, {"a": 1}, "give rank and world_size to the mixture"),
@@ -115,7 +119,9 @@ def test_what_cannot_be_mixed_is_refused(dataset: Dataset, output: Any) -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             bp.mixture(parts, weights)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="samples is 0, wanted 1 or more"):
+    with pytest.raises(ConfigError, match="samples is 0, wanted a whole number from 1"):
         dataset.mixture({"a": 1}, samples=0)
+    with pytest.raises(ConfigError, match=r"samples is 1\.5, wanted a whole number"):
+        dataset.mixture({"a": 1}, samples=1.5)  # type: ignore[arg-type]
     with pytest.raises(BeamPrepError, match="unknown domain 'z'"):
         dataset.mixture({"z": 1})

@@ -144,18 +144,48 @@ def test_the_state_of_another_view_is_refused(dataset: Dataset, other: dict[str,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "length is 0, wanted 1 to 2147483647 tokens"),
+        ({"length": 0}, "length is 0, wanted a whole number from 1 to 2147483647"),
+        ({"length": "512"}, "length is '512', wanted a whole number"),
+        ({"length": 1.5}, r"length is 1\.5, wanted a whole number"),
+        ({"seed": 0.5}, r"seed is 0\.5, wanted a whole number"),
+        ({"world_size": True}, "world_size is true, wanted a whole number"),
         ({"strategy": "ffd"}, "strategy is 'ffd', wanted one of simple, bfd, bfd_split, wrapped"),
-        ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2, wanted 0 to world_size - 1"),
-        ({"epoch": -1}, "epoch is -1, wanted 0 or more"),
-        ({"tail": "repeat"}, "tail is 'repeat', wanted keep or drop"),
+        ({"rank": 2, "world_size": 2}, "rank is 2, wanted a whole number from 0 to 1"),
+        ({"epoch": -1}, "epoch is -1, wanted a whole number from 0"),
+        ({"tail": "repeat"}, "tail is 'repeat', wanted one of keep, drop"),
     ],
 )
 def test_wrong_arguments(dataset: Dataset, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dataset.packed(**{"length": 64, **options})
-    with pytest.raises(ConfigError, match="taken is 10000, wanted 0 to "):
+    with pytest.raises(ConfigError, match="taken is 10000, wanted a whole number from 0 to "):
         dataset.packed(64).state_dict(10_000)
+
+
+def test_a_view_gives_rows_of_slices_and_of_lists(dataset: Dataset) -> None:
+    for view in (dataset.packed(64, rank=1, world_size=3), dataset.mixture({"a": 1, "b": 2}, rank=1, world_size=3)):
+        rows = lists(view)
+        assert lists(view[2:5]) == rows[2:5]
+        assert lists(view[::-7]) == rows[::-7]
+        assert lists(view[[3, -1]]) == lists(view[np.array([3, -1])]) == [rows[3], rows[-1]]
+        assert lists([view[np.int64(4)], view[-1]]) == [rows[4], rows[-1]]
+        assert view[5:5] == view[[]] == []
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("labels", r"found \['labels'\], wanted the number of a row, a slice or .*rows\[0\]\['labels'\]"),
+        (1.5, r"found \[1\.5\], wanted the number of a row, a slice or a list of numbers$"),
+        (None, r"found \[None\], wanted the number of a row"),
+        ([True, False], r"found \[True, False\], wanted .*; of a mask give np\.flatnonzero"),
+        (10_000, "row 10000 of "),
+    ],
+)
+def test_what_is_no_number_of_a_row_is_told(dataset: Dataset, index: Any, message: str) -> None:
+    for rows in (dataset, dataset.packed(64), dataset.mixture({"a": 1})):
+        with pytest.raises(IndexError, match=message):
+            rows[index]
 
 
 @pytest.mark.parametrize(

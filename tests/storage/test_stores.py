@@ -110,7 +110,7 @@ def test_so_does_every_function(step: Any) -> None:
 
 
 LEASE = """
-from beam_prep.readers.lease import ReaderLease
+from beam_prep.readers.shards import ReaderLease
 from beam_prep.storage.stores import objects
 from tests.storage.memory import MemoryStore
 

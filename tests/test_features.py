@@ -1,0 +1,168 @@
+"""What the product can do, and the test that holds it. A feature that is not in `HELD` fails here; so does a file that
+is not there, or that does not name the feature."""
+
+import re
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from beam_prep import cli
+from beam_prep.config import FORMAT_NAMES, PipelineConfig
+from beam_prep.config.presets import PRESETS
+from beam_prep.config.strict import model_in
+from beam_prep.reading.adapters import AdapterName
+from beam_prep.reading.source import COMPRESSIONS
+from beam_prep.reading.sources import SOURCES
+from beam_prep.shards.pack import STRATEGIES
+from tests.conftest import ROOT
+
+HELD: dict[str, dict[str, str]] = {
+    "command": {
+        "test_options.py": "run",
+        "test_replay.py": "replay",
+        "test_inspect.py": "inspect",
+        "audit/test_audit.py": "audit",
+        "test_init.py": "init",
+        "test_template_command.py": "template",
+        "compose/test_outputs.py": "cat report",
+        "test_verify.py": "verify",
+        "storage/test_gc.py": "gc",
+        "test_presets.py": "presets",
+        "test_config.py": "schema",
+    },
+    # The options of `run` are those of `replay`, too.
+    "option": {
+        "test_options.py": "run.inputs run.output_dir run.config run.config_json run.tokenizer_path run.overwrite "
+        "run.max_reject_chars run.wait run.verbose",
+        "test_versions.py": "run.keep_versions run.version_name run.lease",
+        "test_bad_data.py": "run.max_reject_rate",
+        "test_report.py": "run.max_no_loss_rate report.to",
+        "test_hostile.py": "run.max_line_bytes",
+        "test_resume.py": "run.cache_dir run.block_bytes",
+        "storage/test_publish_again.py": "run.staging",
+        "test_backends.py": "run.tokenizer_backend",
+        "test_check.py": "run.check",
+        "test_dry_run.py": "run.dry_run",
+        "test_inspect.py": "inspect.record inspect.config inspect.tokenizer_path",
+        "test_inspect_selection.py": "inspect.count inspect.domain inspect.random inspect.seed inspect.shortest "
+        "inspect.longest inspect.grep inspect.reason inspect.ids inspect.no_pager",
+        "test_keep_fields.py": "inspect.source",
+        "test_inspect_page.py": "inspect.html",
+        "compose/test_outputs.py": "inspect.split cat.count cat.domain cat.split",
+        "audit/test_audit.py": "audit.config audit.tokenizer_path audit.sample audit.json",
+        "test_init.py": "init.output init.tokenizer_path init.overwrite",
+        "test_template_command.py": "template.chat_template template.json template.no_pager",
+        "browser/test_page.py": "template.html",
+        "test_verify.py": "verify.json verify.inputs",
+        "storage/test_gc.py": "gc.older_than gc.max_bytes gc.dry_run",
+    },
+    "output format": {"formats/test_all.py": "bin tfrecord arrow h5 parquet megatron mds npy array_record"},
+    "input format": {
+        "transforms/test_read.py": ".jsonl .gz .bz2 .zst",
+        "reading/test_json_list.py": ".json",
+        "storage/test_tables.py": ".parquet .arrow",
+    },
+    "packing strategy": {"test_packing.py": "simple bfd bfd_split wrapped"},
+    "adapter": {"reading/test_adapters.py": "sharegpt alpaca tokenized"},
+    "preset": {
+        "test_presets.py": "trl_sft trl_dpo trl_kto transformers maxtext megatron olmo torchtune astrai",
+    },
+    "key of the config": {
+        "test_config.py": "version input input.sections input.sections.field input.sections.action "
+        "input.sections.template input.sources input.sources.sections input.sources.list_field input.sources.mask_key "
+        "input.chat_template input.implicit_prompt mask mask_default preprocessing preprocessing.max_chars "
+        "preprocessing.padding output output.dtype output.storage_format output.columns",
+        "tokens/test_tokenizer.py": "input.sections.add_special_tokens",
+        "reading/test_adapters.py": "input.adapter input.adapter.name",
+        "test_rollouts.py": "input.rollouts input.rollouts.prompt_ids input.rollouts.response_ids "
+        "input.rollouts.loss_mask input.rollouts.logprobs input.rollouts.rewards input.rollouts.policy_version "
+        "input.rollouts.values input.rollouts.texts input.rollouts.grouped",
+        "test_date.py": "input.date",
+        "test_recipe.py": "input.template_variables",
+        "chat/test_not_rendered.py": "input.not_rendered",
+        "test_masks_real.py": "input.tool_arguments",
+        "reading/test_not_text.py": "input.not_text",
+        "test_turns_apart.py": "input.turns",
+        "test_groups.py": "input.groups input.groups.files input.groups.domain preprocessing.min_chars",
+        "test_mask_options.py": "mask_options mask_options.reasoning mask_options.tool_calls "
+        "mask_options.generation_prompt mask_options.eos",
+        "test_chunks.py": "preprocessing.max_seq_len preprocessing.truncation_mode preprocessing.stride",
+        "compose/test_naive.py": "preprocessing.max_items output.split_seed output.mix.tokens output.mix.share "
+        "output.mix.epochs output.mix.repeat",
+        "tokens/test_mask.py": "preprocessing.rows_without_loss",
+        "test_goldens_conversations.py": "preprocessing.encode preprocessing.eos preprocessing.bos",
+        "chat/test_control.py": "preprocessing.control_tokens",
+        "test_packing.py": "preprocessing.packing_strategy preprocessing.max_packed_len",
+        "test_material.py": "preprocessing.packing_group",
+        "test_decontaminate.py": "preprocessing.decontaminate preprocessing.decontaminate.against "
+        "preprocessing.decontaminate.field preprocessing.decontaminate.fields preprocessing.decontaminate.ngram "
+        "preprocessing.decontaminate.mode",
+        "tokens/test_shift.py": "preprocessing.shift",
+        "compose/test_outputs.py": "preprocessing.deduplicate preprocessing.deduplicate.by",
+        "reading/test_keys.py": "preprocessing.deduplicate.normalize",
+        "trainers/test_presets.py": "output.preset",
+        "test_domain_key.py": "output.domain_key",
+        "compose/test_jobs.py": "output.max_tokens_per_shard output.shuffle output.shuffle.seed output.splits "
+        "output.split_key output.split_missing output.mix",
+        "test_loss_weights.py": "output.loss_weights",
+        "test_inspect.py": "output.position_ids_mode",
+        "test_names.py": "output.names",
+        "test_keep_fields.py": "output.keep_fields output.provenance",
+        "test_fim_exact.py": "output.fim output.fim.rate output.fim.mode output.fim.seed output.fim.sentinels",
+    },
+}
+"""Kind -> file of tests -> the features that it holds."""
+
+ALL_OF = {"output format": "FORMAT_NAMES", "preset": "PRESETS"}
+"""Kind -> the name by which a test takes all features of it."""
+
+
+def options_of(command: str) -> list[str]:
+    actions = [action for action in cli.COMMANDS[command]._actions if action.option_strings and action.dest != "help"]
+    return [max(action.option_strings, key=len).lstrip("-") for action in actions]
+
+
+def keys(model: type[BaseModel], at: str, seen: set[type]) -> Iterator[str]:
+    """The keys of a config; the keys of an object that stands at several places, at its first."""
+    seen.add(model)
+    for owner in reversed(model.__mro__):
+        for name in getattr(owner, "__annotations__", {}):
+            if name not in model.model_fields or (owner is not model and owner in seen):
+                continue
+            yield at + name
+            inner = model_in(model.model_fields[name].annotation)
+            if inner is not None and inner not in seen:
+                yield from keys(inner, f"{at}{name}.", seen)
+        seen.add(owner)
+
+
+FOUND = {
+    "command": [*cli.COMMANDS],
+    "option": [f"{command}.{name}" for command in cli.COMMANDS if command != "replay" for name in options_of(command)],
+    "output format": [*FORMAT_NAMES],
+    "input format": [".jsonl", *(ending for source in SOURCES for ending in source.endings), *COMPRESSIONS],
+    "packing strategy": [*STRATEGIES],
+    "adapter": [*get_args(AdapterName)],
+    "preset": [*PRESETS],
+    "key of the config": [*keys(PipelineConfig, "", set())],
+}
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_every_feature_is_held_by_a_test(kind: str) -> None:
+    listed = [feature for features in HELD[kind].values() for feature in features.split()]
+    assert sorted(listed) == sorted(FOUND[kind])
+
+
+def test_a_replay_has_the_options_of_a_run() -> None:
+    assert {*options_of("replay")} == {*options_of("run")} - {"inputs"}
+
+
+@pytest.mark.parametrize(("kind", "file"), [(kind, file) for kind, files in HELD.items() for file in files])
+def test_the_file_names_what_it_holds(kind: str, file: str) -> None:
+    text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+    for feature in HELD[kind][file].split():
+        word = re.escape(feature.rpartition(".")[2])
+        assert re.search(rf"(\b|_){word}\b", text) or ALL_OF.get(kind, "\0") in text, f"{file} has no word of {feature}"
