@@ -22,7 +22,7 @@ from beam_prep.data.schema import NO_LOSS, Column
 from beam_prep.errors import FormatError, RunError
 from beam_prep.hints import RENAMED_KEYS, RENAMED_OPTIONS, rename_keys
 from beam_prep.process import lives
-from beam_prep.shards.compose import part_of
+from beam_prep.shards.domains import part_of
 
 if TYPE_CHECKING:
     from beam_prep.shards.plan import Plan

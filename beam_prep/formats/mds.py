@@ -35,7 +35,7 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, cast, in_temporary_folder, map_file
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
-from beam_prep.shards.compose import part_of
+from beam_prep.shards.domains import part_of
 
 INDEX = "index.json"
 _NAME = "shard.{shard:05d}.mds"

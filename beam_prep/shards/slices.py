@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import FILE
-from beam_prep.shards.compose import Splits, domain_of, folders, part_of, split_name
+from beam_prep.shards.compose import Splits, domain_of, split_name
+from beam_prep.shards.domains import folders, part_of
 from beam_prep.shards.receipts import Receipts, RowIndexes
 
 

@@ -19,7 +19,7 @@ from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.transforms.plan import ReadDigests, ViewBlock, make_run, merge_runs, plan_output, plan_shards, survey
+from beam_prep.transforms.plan import digests, make_run, merge_runs, plan_output, plan_shards, survey, view_block
 from beam_prep.transforms.records import read
 from beam_prep.transforms.shard import CacheBlocks, publish, write
 from tests.conftest import ROOT
@@ -66,12 +66,10 @@ GIVEN = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
 def steps_with_stores() -> list[beam.DoFn]:
     staging = Staging("s3://bucket/a", "s3://bucket/a", "launch", GIVEN)
     token_cache = TokenCache("s3://bucket/token_cache", "recipe", staging.options)
-    layout, arranger = Layout(), Arranger(token_cache, Scratch("s3://bucket/scratch"))
+    layout = Layout()
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
         CacheBlocks(token_cache=token_cache, publisher=publisher, dtype={}, rows_without_loss="drop"),
-        ReadDigests(token_cache, 1),
-        ViewBlock(token_cache, arranger.scratch, None),
     ]
 
 
@@ -88,7 +86,7 @@ def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step
         FileSystems._pipeline_options = before
 
 
-STEPS = [read, plan_output, write, publish, survey, make_run, merge_runs, plan_shards]
+STEPS = [read, plan_output, write, publish, survey, make_run, merge_runs, plan_shards, digests, view_block]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
