@@ -209,7 +209,7 @@ Shown = Callable[..., str]
 def test_inspect_counts_rows_within_the_split(plain: Path, shown: Shown) -> None:
     head = shown("inspect", plain, "--count", 0).splitlines()
     for name, found in manifest_of(plain)["splits"].items():
-        assert f"split {name}: {found['rows']:,} rows, {found['tokens']['sequence']:,} tokens" in head
+        assert f"  split {name}: {found['rows']:,} rows, {found['tokens']['sequence']:,} tokens" in head
     view = bp.open(plain, ["math"], split="test")
     text = shown("inspect", plain, "--split", "test", "--domain", "math", "--record", 0)
     assert "━━ record 0 · split test · domain math · " in text

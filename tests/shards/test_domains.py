@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep.data.rendered import DEFAULT_DOMAIN
-from beam_prep.shards.compose import folder_of, folders
+from beam_prep.shards.domains import folder_of, folders
 
 PLAIN = ["wiki", "a.b", "2024", "en-us", "_x", "a" * 60, "x-0123456789abcde", "shards", DEFAULT_DOMAIN]
 
@@ -76,7 +76,7 @@ def test_in_splits_the_files_of_datasets_lie_beside_domains(name: str) -> None:
 
 
 def test_two_domains_in_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beam_prep.shards.compose.folder_of", lambda domain, in_splits: "same")
+    monkeypatch.setattr("beam_prep.shards.domains.folder_of", lambda domain, in_splits: "same")
     with pytest.raises(ValueError, match="two domains have the same folder name"):
         folders(["a", "b"])
 
