@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("beam_prep")
 
+_PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
+"""Parts of a tokenizer.json with settings of offsets. Others stay as they are: a change makes another fingerprint."""
 _FILES = ("tokenizer", "vocab", "spiece", "tekken")
 """The folder of a tokenizer has a file whose name begins so."""
 _SHOWN = 6
@@ -120,8 +122,9 @@ def resolve(path: str) -> ResolvedTokenizer:
                 "within 'special_tokens', where transformers does not look: it writes nothing. Name it at the top of "
                 f'tokenizer_config.json, as "{name}": {json.dumps(named[name])}, or take it out of the template'
             )
-    source = json.loads(backend.to_str(), object_hook=_with_offsets)
+    source = json.loads(backend.to_str())
     source["truncation"] = source["padding"] = None
+    _keep_offsets(source)
     if source["model"].get("dropout"):
         raise TokenizerError(
             f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text "
@@ -271,9 +274,13 @@ def _compare(found: Any, mine: "tokenizers.Tokenizer", special_tokens: dict[str,
             )
 
 
-def _with_offsets(part: dict[str, Any]) -> dict[str, Any]:
+def _keep_offsets(part: Any) -> None:
     """Makes offsets include white space: trimmed ones lose the tokens at the edge of a span. Changes no id."""
-    return {**part, "trim_offsets": False} if part.get("trim_offsets") is True else part
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        if key == "trim_offsets":
+            part[key] = False
+        elif isinstance(value, dict | list) and (isinstance(key, int) or key in _PARTS):
+            _keep_offsets(value)
 
 
 def hub_answers() -> bool:
