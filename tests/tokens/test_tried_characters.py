@@ -35,7 +35,7 @@ class Fast:
 
 
 def others(texts: list[str], calls: list[str]) -> list[int]:
-    fast: Any = WithGigatoken(Reference(calls), Fast(), True, True)  # type: ignore[arg-type]
+    fast: Any = WithGigatoken(Reference(calls), Fast(), True, True, False)  # type: ignore[arg-type]
     found: list[int] = fast.encode(texts)[1].tolist()
     return found
 
