@@ -36,6 +36,12 @@ def manifest_of(output: str) -> dict[str, Any]:
     return load(read_bytes(path), path)
 
 
+def is_within(folder: str | None, outer: str) -> bool:
+    """Whether a folder is another one, or lies in it."""
+    # With a name behind it, as `normalise_path` takes no bucket alone.
+    return folder is not None and normalise_path(f"{folder}/x").startswith(f"{normalise_path(outer)}/")
+
+
 def folders_of(output_dir: str | os.PathLike[str], options: RunOptions) -> tuple[str, Staging]:
     """The normalised path of an output, and the folders of a new launch.
 
@@ -46,9 +52,7 @@ def folders_of(output_dir: str | os.PathLike[str], options: RunOptions) -> tuple
     if options.version_name is not None:
         check_name(options.version_name)
     for name, folder in (("cache_dir", options.cache_dir), ("staging", options.staging)):
-        # With a name behind it, as `normalise_path` takes no bucket alone.
-        inside = folder is not None and normalise_path(f"{folder}/x").startswith(f"{output}/")
-        if inside and options.keep_versions is None:
+        if is_within(folder, output) and options.keep_versions is None:
             raise ConfigError(f"--{name} {folder} lies in the output {output}: give a folder outside of it")
     return output, Staging.beside(output, options.staging)
 
@@ -232,7 +236,7 @@ class OutputClaim:
         # A job that may outlive its launcher ends its own claim. A launch that takes over the claim cleans up, too.
         if here or self.claims.update(lease=self.options.lease, renewed=time.time()):
             # Blocks of an earlier launch go, too, even if this one has a --cache_dir, unless that is their folder.
-            if self.staging.root not in (self.options.cache_dir or ""):
+            if not is_within(self.options.cache_dir, self.staging.root):
                 self.staging.remove_kept()
             self.claims.release()
 

@@ -4,6 +4,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -12,6 +13,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, OutputError
+from beam_prep.output_claim import is_within
 from beam_prep.shards.layout import Layout
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import Staging, normalise_path
@@ -58,6 +60,20 @@ def test_the_path_of_an_output_is_written_in_one_way() -> None:
     for path in ("s3://bucket", "gs://bucket/"):
         with pytest.raises(OutputError, match="wanted a folder in the bucket, for instance"):
             normalise_path(path)
+
+
+def test_a_folder_is_within_another_by_its_names_and_not_by_its_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a run would remove the blocks of a `--cache_dir` that is given from the current folder."""
+    monkeypatch.chdir(tmp_path)
+    outer = str(tmp_path / "staging")
+    assert is_within("staging", outer)
+    assert is_within("staging/token_cache", outer)
+    assert not is_within("staging2/token_cache", outer)
+    assert not is_within(None, outer)
+    assert is_within("s3://bucket/a/cache", "s3://bucket/a")
+    assert not is_within("s3://bucket", "s3://bucket/a")
 
 
 GIVEN = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
