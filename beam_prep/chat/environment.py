@@ -296,8 +296,6 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return made if type(made) is Text or type(owner) is Node else origins.derived(made, (owner, args))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "-" and type(left) is int and type(right) is int:
-            return left - right
         if operator == "+":
             made = left + right
         else:
