@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from beam_prep.chat.messages import Message, are_plain
+from beam_prep.chat.messages import Message, are_plain, is_plain
 from beam_prep.data.block import Reject
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, parsed_field, template_kwargs, tools
@@ -48,9 +48,11 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
         return value
     messages = []
     for turn, message in enumerate(value):
-        at = f"{where}[{turn}]"
-        messages.append(with_calls(message, at))
-        check_message(messages[-1], at, loss_weights)
+        if not is_plain(message):
+            at = f"{where}[{turn}]"
+            message = with_calls(message, at)
+            check_message(message, at, loss_weights)
+        messages.append(message)
     return messages
 
 

@@ -28,13 +28,15 @@ def for_template(message: Message) -> Message:
 
 
 def are_plain(messages: Sequence[Any]) -> bool:
-    """True if all messages have exactly a role and a content, both strings."""
-    for message in messages:
-        if type(message) is not dict or len(message) != 2:
-            return False
-        if type(message.get("role")) is not str or type(message.get("content")) is not str:
-            return False
-    return True
+    """True if all messages are plain."""
+    return all(map(is_plain, messages))
+
+
+def is_plain(message: Any) -> bool:
+    """True if a message has exactly a role and a content, both strings."""
+    if type(message) is not dict or len(message) != 2:
+        return False
+    return type(message.get("role")) is str and type(message.get("content")) is str
 
 
 def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
@@ -253,18 +255,17 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
         these, and the number of messages whose reasoning it wrote.
     """
     reasoned = 0
-    written: dict[int, set[str]] = {}
-    for begin, end, index, keys, _ in rendering.segments:
-        if end > begin:
-            written.setdefault(index, set()).update(keys)
-    found = [] if not tools or TOOLS in written else [(TOOLS, "tools")]
+    written = {(index, key) for begin, end, index, keys, _ in rendering.segments if end > begin for key in keys}
+    found = [] if not tools or (TOOLS, "tools") in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
-        here = written.get(index, set())
-        if "content" in here and type(message.get("content")) is str and _BESIDE_CONTENT.isdisjoint(message):
+        is_plain = type(message.get("content")) is str and _BESIDE_CONTENT.isdisjoint(message)
+        if is_plain and (index, "content") in written:
             continue  # the most frequent case
-        reasoned += "reasoning" in here
-        if "*" not in here:
-            found += [(index, keys[0]) for keys in _to_write(message) if here.isdisjoint(keys)]
+        reasoned += (index, "reasoning") in written
+        if (index, "*") not in written:
+            found += [
+                (index, keys[0]) for keys in _to_write(message) if written.isdisjoint((index, key) for key in keys)
+            ]
     return found, reasoned
 
 

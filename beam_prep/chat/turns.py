@@ -15,6 +15,7 @@ The span of a message of another role begins with its text, and ends with the en
 
 import bisect
 import contextlib
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -130,6 +131,8 @@ class Facts:
                 begin = self.tokens.only_special.match(rendering.text)
                 first = [token for token in self.tokens.special.findall(begin[0] if begin else "") if token != bos]
                 self.openings |= frozenset(first[:1]) - {eos}
+        # Tails are mostly the same few constants.
+        self.end_in = functools.lru_cache(1000)(self._end_in)
         self.learning = True
         befores = [
             messages[:index]
@@ -235,8 +238,8 @@ class Facts:
         found = (prompt[max(k for k in many if before.endswith(prompt[:k])) :] for prompt, many in shared)
         return tuple(filter(None, found))
 
-    def end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
-        """The end of a turn in the text behind the message's text; None: no token there ends a turn.
+    def _end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
+        """`end_in`: the end of a turn in the text behind the message's text; None: no token there ends a turn.
 
         Tokens that end a call may stand behind calls. So there, the end of a plain answer counts, or the last token.
         """
@@ -377,13 +380,13 @@ class Turns:
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         stop = min(self._next_mark(index, place.end), place.before, len(self._trace.text))
-        tail = self._trace.text[place.end : stop]
-        end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
+        text = self._trace.text
+        end = self._tokens.special.match(text, min(place.end + len(_blanks(text, place.end)), stop), stop)
         if end is None:
             return ((place.begin, place.end),)
         eos = self._renderer.special_tokens.get("eos_token", "")
-        more = len(eos) if eos and end[0] != eos and tail.startswith(eos, end.end()) else 0
-        return ((place.begin, place.end + end.end() + more),)
+        more = len(eos) if eos and end[0] != eos and text.startswith(eos, end.end(), stop) else 0
+        return ((place.begin, end.end() + more),)
 
     def _next_mark(self, index: int, at: int) -> int:
         """Where the next message's mark begins behind a place; the end of the rendering if there is none."""
@@ -671,10 +674,10 @@ class Turns:
         following = self._messages[index + 1] if index + 1 < len(self._messages) else None
         if owner == index:
             until, who = marks[k] if k < len(marks) else (limit, -1)
-            # A tool's empty result may stand in this turn: no text shows where.
-            empty = following is not None and following["role"] != "assistant" and not is_said(following)
             other = self.places.get(index + 1)
-            if not empty or (who == index + 1 and other is not None and other.begin >= until):
+            marked = who == index + 1 and other is not None and other.begin >= until
+            # A tool's empty result may stand in this turn: no text shows where.
+            if marked or following is None or following["role"] == "assistant" or is_said(following):
                 return min(until, limit)
         if following is None:
             return limit
