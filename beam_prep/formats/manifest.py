@@ -86,7 +86,8 @@ class ShardReceipt:
 
     def as_dict(self) -> dict[str, Any]:
         """The entry in a manifest. Optional fields that are None are left out."""
-        found = asdict(self)
+        found = {name: getattr(self, name) for name in self.__slots__}  # `asdict` would copy every value
+        found["files"] = [{name: getattr(file, name) for name in file.__slots__} for file in self.files]
         return {
             name: each for name, each in found.items() if name not in ("chunks", "split", "turns") or each is not None
         }

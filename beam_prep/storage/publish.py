@@ -119,7 +119,7 @@ class WrittenShard:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ShardKeys:
     """Makes the keys of an output's shards from its token cache, formats, layout and columns.
 
@@ -132,12 +132,12 @@ class ShardKeys:
     layout: Layout
     columns: tuple[Column, ...]
     compose: Compose = dataclasses.field(default_factory=Compose)
+    _common: dict[str, Any] = dataclasses.field(init=False)
 
-    def of(self, plan: ShardPlan) -> str:
-        """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
+    def __post_init__(self) -> None:
         known = [FORMATS[name] for name in self.formats if name in FORMATS]  # a later version may have written others
         libraries = [*_WRITING_LIBRARIES, *(name for each in known for name in each.libraries)]
-        facts = {
+        self._common = {
             "version": SHARD_VERSION,
             "libraries": {name: library_version(name) for name in libraries},
             "beam_prep": __version__,
@@ -147,11 +147,13 @@ class ShardKeys:
             "formats": self.formats,
             "layout": dataclasses.asdict(self.layout),
             "columns": [dataclasses.asdict(column) for column in self.columns],
-            "cut": plan.cut,
-            "slices": plan.slices,
         }
         if (splits := self.compose.splits) is not None:
-            facts["splits"] = dataclasses.asdict(splits)
+            self._common["splits"] = dataclasses.asdict(splits)
+
+    def of(self, plan: ShardPlan) -> str:
+        """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
+        facts = {**self._common, "cut": plan.cut, "slices": plan.slices}
         if (merge := plan.merge) is not None:
             facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
