@@ -461,9 +461,11 @@ class Turns:
         """Behind the header, or behind the part of it that the history has; None if the header is not there.
 
         White space may differ. If the history has another text instead of the rest of a prompt, that rest may only be
-        the opening of the reasoning.
+        the opening of the reasoning. The history may also have the last tags of the rest (`</think>` of an opening and
+        an end without reasoning between).
         """
         tokens, text, at, done, left, opened = self._tokens, self._trace.text, place.after, 0, "", ""
+        lacking: list[str] = []
         until = place.begin if place.end > place.begin else len(text)
         for token in tokens.token.finditer(header.text):
             if token[0].isspace():
@@ -475,11 +477,11 @@ class Turns:
                 if not left and (starts_line or tokens.tag.match(token[0])):
                     opened = token[0]
                 left += token[0]
+                lacking.append(token[0])
             else:
                 at, done = end, token.end()
         closing = len(header.text[: header.closing].rstrip())
-        wanted, there = _blanks(header.text, done), _blanks(text, at)[: max(until - at, 0)]
-        begin = at + len(wanted if there.startswith(wanted) else there)
+        begin = at + _shared_blanks(_blanks(header.text, done), text, at, until)
         if done < closing:
             return None
         if not left:
@@ -496,6 +498,10 @@ class Turns:
             same_end = shared(left[::-1], written[::-1])  # length of the common suffix
             same_words = {*_NAMES.findall(left)} & {*_NAMES.findall(written)}
             return None if same_words or _WORD.search(left, len(left) - same_end) or done != closing else begin
+        last = "".join(lacking[1:])
+        if tokens.only_tags.fullmatch(left) and last and text.startswith(last, begin, until):
+            at, wanted = begin + len(last), header.text[len(header.text.rstrip()) :]
+            return at + _shared_blanks(wanted, text, at, until)
         if (
             left in self._facts.left_out
             and tokens.tag.match(left)
@@ -732,6 +738,12 @@ def shared(one: str, other: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
     return low
+
+
+def _shared_blanks(wanted: str, text: str, at: int, until: int) -> int:
+    """Number of a header's blanks that a text has at a place; of all its blanks if they are others."""
+    there = _blanks(text, at)[: max(until - at, 0)]
+    return len(wanted if there.startswith(wanted) else there)
 
 
 def _blanks(text: str, at: int) -> str:

@@ -42,6 +42,8 @@ BEGINS = [
     ("{{ H + T + m.content + E }}", ASSISTANT, THOUGHT + "A<|im_end|>"),
     ("{{ H + T + m.content + E }}", ASSISTANT + "<think>\n", "\n</think>\n\nA<|im_end|>"),
     ("{{ H + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
+    ("{{ H + '</think>\n\n' + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
+    ("{{ H + '</think>\n\n' + m.content + E }}", ASSISTANT + "<think>\n", "</think>\n\nA<|im_end|>"),
     ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
     ("{{ m.content + E }}", THOUGHT, "A<|im_end|>"),
     ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
