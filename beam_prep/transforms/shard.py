@@ -140,7 +140,7 @@ class Shard(beam.PTransform):
 
     Raises:
         ConfigError: `names` gives a name that a column cannot have; a library of a format is missing; (when run) a
-            column of `names` is not written.
+            column of `names` or `dtype` is not written.
         OutputError: the output exists and `overwrite` is not set, or it is not an output of ours.
         LockedError: (when run) another job is writing the output.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
@@ -194,7 +194,8 @@ class Shard(beam.PTransform):
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
         if self.rows_without_loss not in ("drop", "keep", "reject"):
             raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
-        self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
+        dtype, names = {**self.pack.dtype, **self.dtype}, {**self.pack.names, **self.names}
+        self.pack = dataclasses.replace(self.pack, dtype=dtype, names=names)
         self.pack.check_names([*self.pack.names])  # the columns are known only with the first block
         launched = self.staging is not None  # by a launcher, which claims, shows progress and cleans up
         self.staging = self.staging or Staging.beside(self.output)
