@@ -40,7 +40,6 @@ class CacheBlocks(beam.DoFn):
 
     token_cache: TokenCache
     publisher: Publisher
-    dtype: Mapping[str, str]
     rows_without_loss: RowsWithoutLoss
     progress: str | None = None
 
@@ -58,7 +57,7 @@ class CacheBlocks(beam.DoFn):
         if receipt is None:
             layout, tokenizer = self.publisher.layout, self.publisher.tokenizer
             eos_id = None if tokenizer is None else tokenizer.id_of("eos_token")
-            batch = layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
+            batch = layout.cached(batch, eos_id, self.rows_without_loss)
             receipt = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
             trained = _trained(batch) if self.progress is not None else {}
         else:
@@ -226,7 +225,6 @@ class Shard(beam.PTransform):
         token_cache = CacheBlocks(
             token_cache=self.token_cache,
             publisher=self.publisher,
-            dtype=dict(self.dtype),
             rows_without_loss=self.rows_without_loss,
             progress=self.progress,
         )
