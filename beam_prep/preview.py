@@ -159,8 +159,11 @@ class SampleRows(RowSource):
         sample, batch, line = self.sample, part.rows, int(part.rows.line[row])
         unpacked = self._layout
         if unpacked.packing != "none":
-            names = {column: name for column, name in unpacked.names.items() if column in batch.schema}
-            unpacked = dataclasses.replace(unpacked, packing="none", position_ids="none", names=names)
+            names, dtype = (
+                {column: each for column, each in given.items() if column in batch.schema}
+                for given in (unpacked.names, unpacked.dtype)
+            )
+            unpacked = dataclasses.replace(unpacked, packing="none", position_ids="none", names=names, dtype=dtype)
         schema = unpacked.columns(tuple(batch.schema.values()))
         kind = RowKind(schema, sample.tokenizer, sample.config.canonical(), batch.origin.source.path)
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}

@@ -436,7 +436,6 @@ def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any
         max_items=config.preprocessing.max_items,
         pack=layout(config, tokenizer),
         rows_without_loss=config.preprocessing.rows_without_loss,
-        dtype=config.columns(),
         tokenizer=tokenizer,
         **more,
     )

@@ -291,7 +291,7 @@ class Sample:
         parts = []
         for number, records in enumerate(drawn.blocks):
             part = _part(number, records, *steps(records.origin.source.group))
-            rows = packing.cached(part.rows, eos_id, config.preprocessing.rows_without_loss, config.columns())
+            rows = packing.cached(part.rows, eos_id, config.preprocessing.rows_without_loss)
             parts.append(replace(part, rows=rows))
         return cls(config, tokenizer, files, drawn, tuple(parts))
 

@@ -422,6 +422,22 @@ def test_vocabulary_borders_and_the_next_wider_dtype() -> None:
         config.check_vocabulary(65536)
 
 
+@pytest.mark.parametrize(
+    ("preprocessing", "most"),
+    [
+        ({"packing_strategy": "bfd"}, {"position_ids": 256, "seq_lens": 255}),
+        ({"padding": 16}, {"position_ids": 256}),
+        ({}, {"position_ids": 256}),
+    ],
+)
+def test_positions_and_lengths_must_fit_their_dtype_in_the_longest_row(preprocessing: Any, most: Any) -> None:
+    for name, fits in most.items():
+        output = {"position_ids_mode": "continuous", "dtype": {name: "uint8"}}
+        load(sections(TEXT, preprocessing={**preprocessing, "max_seq_len": fits}, output=output))
+        with pytest.raises(ConfigError, match=f"{name}: found 'uint8', which is for rows of at most {fits} tokens"):
+            load(sections(TEXT, preprocessing={**preprocessing, "max_seq_len": fits + 1}, output=output))
+
+
 def test_vocabulary_must_fit_labels_and_lists_too_but_not_values() -> None:
     listed = {"sections": [TEXT], "list_field": True}
     dtype = {"output": {"dtype": {"a": "int8", "b": "int8", "r": "int8"}}}

@@ -1,4 +1,4 @@
-"""A role that is trained without an end token is told at the start of a run."""
+"""A role that is trained without an end token is told at the start of a run, and an end token that is there twice."""
 
 import json
 from collections.abc import Callable
@@ -91,3 +91,15 @@ def test_a_run_says_it_at_its_start_and_in_run_json(
     (told,) = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
     assert f"input.jsonl: in 3 records, {SAYS.format('assistant')}" in told
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told.removeprefix("warning: ")
+
+
+def test_a_run_says_that_the_tokenizer_adds_the_eos_that_the_config_adds_too(
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"min_chars": 1, "eos": "if_missing"},
+    }
+    run(given, [{"text": "By the sea."}], tokenizer_path=str(shared("tokenizers", "t5-small")))
+    (told,) = [record.getMessage() for record in caplog.records if "follows itself" in record.getMessage()]
+    assert '"eos": "never"}: this tokenizer adds its EOS by itself' in told

@@ -73,7 +73,7 @@ def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset
 # Chains written by hand.
 
 
-def test_a_chain_by_hand_takes_names_too(tmp_path: Path, tokenizer_path: str) -> None:
+def test_a_chain_by_hand_takes_names_and_dtypes_too(tmp_path: Path, tokenizer_path: str) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
     config, tokenizer = bp.PipelineConfig.from_dict(PACKED), bp.Tokenizer.load(tokenizer_path)
     with beam.Pipeline("FnApiRunner") as pipeline:
@@ -81,9 +81,22 @@ def test_a_chain_by_hand_takes_names_too(tmp_path: Path, tokenizer_path: str) ->
             pipeline
             | bp.ReadJSONL([str(tmp_path / "in.jsonl")])
             | bp.Prepare(config, tokenizer)
-            | bp.Shard(str(tmp_path / "out"), pack=bp.Layout("bfd", 64), formats="arrow", names={"labels": "targets"})
+            | bp.Shard(
+                str(tmp_path / "out"),
+                pack=bp.Layout("bfd", 64),
+                formats="arrow",
+                names={"labels": "targets"},
+                dtype={"input_ids": "uint16", "seq_lens": "int64"},
+            )
         )
-    assert bp.open(tmp_path / "out").columns == ("input_ids", "targets", "seq_lens")
+    dtypes = {column.name: column.dtype for column in bp.open(tmp_path / "out").schema}
+    assert dtypes == {"input_ids": "uint16", "targets": "int32", "seq_lens": "int64"}
+
+
+def test_a_dtype_of_a_column_that_is_not_written_is_refused() -> None:
+    ids = bp.Column("sequence", "int32", 1, "ids")
+    with pytest.raises(ConfigError, match="dtype: found 'seqence', which is not written; columns here: sequence"):
+        bp.Shard("out", dtype={"seqence": "uint16"}).pack.columns([ids])
 
 
 @pytest.mark.parametrize("names", [{"labels": "a/b"}, {"labels": "x", "input_ids": "X"}, {"labels": "domain"}])

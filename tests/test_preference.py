@@ -125,6 +125,12 @@ def test_a_mask_with_holes_and_sides_of_two_prompts_are_refused() -> None:
     assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first", "prompt_differs"]
 
 
+def test_sides_whose_prompts_differ_since_they_are_cut_say_so() -> None:
+    batch = bp.Truncate(4, "keep_end").step()(batch_of([([1, 2], [3, 4], [5, 6, 7])]))
+    (message,) = bp.SplitPrompt().step()(batch).ledger.messages.values()
+    assert "same prompt once they are cut: wanted a larger max_seq_len, or truncation_mode 'keep" in message
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -10,7 +10,7 @@ import numpy as np
 from beam_prep.config.input import InputConfig, outputs_of, prompt_first
 from beam_prep.config.output import OutputConfig, PreprocessingConfig
 from beam_prep.config.presets import PRESETS
-from beam_prep.config.strict import ALLOWED_DTYPES, Location, Problem, Strict
+from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, Location, Problem, Strict
 from beam_prep.data.schema import FILE, LOSS_WEIGHTS, NAME, OFFSET, PROMPT_COMPLETION, RESERVED, name_problems
 from beam_prep.formats import FORMATS
 from beam_prep.hints import shown, unknown_name
@@ -102,6 +102,11 @@ def _column_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield at, f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
     dtypes = column_dtypes(given, preprocessing, output)
+    for name, first in (("position_ids", 0), ("seq_lens", 1)):
+        most = LARGEST.get(dtypes.get(name, ""), LARGEST["int32"]) + 1 - first
+        if most < LARGEST["int32"] and (size := preprocessing.row_size) > most:
+            text = f"found {dtypes[name]!r}, which is for rows of at most {most} tokens; rows may have {size}"
+            yield ("output", "dtype", name), text
     for name, problem in name_problems(output.new_names(dtypes), tuple(dtypes)):
         yield ("output", "names", name), problem
     packed = preprocessing.packing_strategy != "none"

@@ -107,6 +107,14 @@ class PreprocessingConfig(Strict):
         packed = self.max_packed_len if self.packing_strategy != "none" else None
         return min(self.max_seq_len, packed or self.max_seq_len)
 
+    @property
+    def row_size(self) -> int:
+        """Most tokens of a row of one sequence, packed or padded."""
+        if self.packing_strategy != "none":
+            return self.max_packed_len or self.max_seq_len
+        multiple = self.padding if isinstance(self.padding, int) else 1
+        return -(-self.max_seq_len // multiple) * multiple
+
 
 def _as_strings(value: object) -> object:
     """A list of fields becomes an object: field -> "string"."""

@@ -65,6 +65,7 @@ REJECTED: dict[Reason, str] = {
     "no_place": "has a field for which a prompt of its adapter has no place",
     "bad_id": "has a token id that the tokenizer does not have",
     "padded": "is tokenised already, and padded",
+    "packed": "is tokenised already, and packed",
     "labels_differ": "is tokenised already, with labels that are not its ids",
     "too_short_to_shift": "has fewer than 2 tokens, and the labels are shifted",
     "rows_without_loss": 'has nothing to train on, and `rows_without_loss` is `"reject"`',

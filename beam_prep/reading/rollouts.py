@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,6 +67,13 @@ def _listed(values: Any, where: str, kind: _Kind, length: int | None = None) -> 
 
 _MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 
+_DOCUMENTS: dict[str, Callable[[list[Any]], int]] = {
+    "position_ids": lambda positions: positions.count(0),
+    "seq_lengths": len,
+    "seq_lens": len,
+}
+"""Column of a packed row -> its number of documents. Packed again as one document, they would see each other."""
+
 
 def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
     """(ids int32 [n], mask uint8 [n]) of a tokenised record; None if `input_ids` is absent or null.
@@ -79,7 +86,7 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
         max_id: the largest id of the tokenizer.
 
     Raises:
-        Reject: `wrong_type`, `bad_id`, `count_mismatch`, `labels_differ`, or `padded`.
+        Reject: `wrong_type`, `bad_id`, `count_mismatch`, `labels_differ`, `padded`, or `packed`.
     """
     if record.get("input_ids") is None:
         return None
@@ -91,6 +98,9 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
     # Checked before the ids, because padding may have ids that the tokenizer lacks.
     if "attention_mask" in masks and not masks["attention_mask"].all():
         raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
+    for name, documents in _DOCUMENTS.items():
+        if isinstance(said := record.get(name), list) and (count := documents(said)) > 1:
+            raise Reject("packed", f"{name!r} says that the row holds {count} documents, wanted a row for each")
     ids = _listed(record["input_ids"], "input_ids", _ids(max_id))
     if not labelled:
         return ids, np.bitwise_and.reduce([np.ones(length, np.uint8), *masks.values()])

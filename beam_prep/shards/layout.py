@@ -289,7 +289,7 @@ class Layout:
         group: how many consecutive rows of the shard are packed together. Rows are grouped in input order, so the
             result depends on neither workers nor blocks.
         position_ids: see `pack_columns`.
-        dtype: column -> dtype, for columns that are added here; int32 by default.
+        dtype: column -> dtype, if not the default.
         names: column -> the name under which it is written, if it differs.
         truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
         padding: pads each row, and adds an `attention_mask`; None: no padding. Not with packing.
@@ -343,14 +343,12 @@ class Layout:
             fitting.count(CUT, fitting.counters[CUT_TOKENS] - before)
         return fitting
 
-    def cached(
-        self, batch: Batch, eos_id: int | None, rows_without_loss: RowsWithoutLoss, dtype: Mapping[str, str]
-    ) -> Batch:
+    def cached(self, batch: Batch, eos_id: int | None, rows_without_loss: RowsWithoutLoss) -> Batch:
         """The rows that the token cache holds: cut to the length of a packed row (`fit`), then finalized.
 
         Metadata columns are added last (see `add_metadata`).
         """
-        rows = finalize_columns(self.fit(batch, eos_id), rows_without_loss, dtype)
+        rows = finalize_columns(self.fit(batch, eos_id), rows_without_loss, self.dtype)
         return add_metadata(rows if rows.row is None else join_rows(rows), self.provenance)
 
     def tokens(self, batch: Batch) -> Array:
@@ -367,7 +365,7 @@ class Layout:
 
         Raises:
             ValueError: rows are lists of lists: they cannot be packed, padded or given position ids.
-            ConfigError: `names` has a column that is not written, or gives a column a name that is not allowed.
+            ConfigError: `names` or `dtype` has a column that is not written, or `names` a name that is not allowed.
         """
         added, packed = [], self.packing != "none"
         metadata = [replace(column, depth=int(packed)) for column in columns if column.metadata]
@@ -385,7 +383,10 @@ class Layout:
         if taken := {column.name for column in columns} & {column.name for column in added}:
             raise ValueError(f"columns named {', '.join(sorted(taken))} are added: rename yours")
         written = (*columns, *added, *metadata)
-        self.check_names([column.name for column in written])
+        names = [column.name for column in written]
+        self.check_names(names)
+        if unknown := [name for name in self.dtype if name not in names]:
+            raise ConfigError(f"dtype: found {unknown[0]!r}, which is not written; columns here: {', '.join(names)}")
         return tuple(
             replace(column, name=self._name(column.name), of=column.of and self._name(column.of)) for column in written
         )

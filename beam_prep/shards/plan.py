@@ -17,6 +17,7 @@ import numpy as np
 from beam_prep.data.block import Block, drawn
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Column
+from beam_prep.errors import RunError
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.reading.sources import source_of
@@ -139,6 +140,7 @@ class Plan:
         repeated: rows that a mix writes beyond one for each record.
         of_files: int64 [files, 2], records read and records kept of each file; () if not known.
         runs, groups: of a shuffle, the runs to sort before its shards are known; None: the shards are known.
+        problem: why the mix cannot be made; the run fails, and says so if no other problem explains it.
     """
 
     shards: Iterable[ShardPlan]
@@ -166,6 +168,7 @@ class Plan:
     of_files: Array | tuple[()] = ()
     runs: Runs | None = None
     groups: Iterable[RunGroup] = ()
+    problem: str | None = None
 
     @property
     def cut(self) -> bool:
@@ -193,9 +196,6 @@ def make_plan(
         max_items: most kept records, before a mix.
         compose: how the rows become an output.
         copies: reads a file of copies, see `STATISTICS`.
-
-    Raises:
-        RunError: the input has too few tokens for the mix.
     """
 
     def see(row_index: RowIndex, name: str) -> View:
@@ -206,14 +206,17 @@ def make_plan(
     blank, dropped, rejected = (seen.counts(kind) for kind in ("blank", "dropped", "rejected"))
     lines, read = int(receipts.lines.sum()), int(seen.lines.sum())
     ledger = LedgerTotals(lines, blank.get("", 0), int(seen.rows.sum()), dropped, rejected, lines - read)
-    splits, runs = compose.splits, None
+    splits, runs, problem = compose.splits, None, None
     groups: Iterable[RunGroup] = ()
     shards: list[Shards] = []
     if compose.shuffle is None:
         shards = _in_input_order(seen, row_indexes, max_tokens, splits)
     else:
-        parts = Parts.of(seen, compose, max_tokens)
-        runs, groups = plan_runs(seen, compose, parts, _facts(receipts, compose, max_items))
+        try:
+            parts = Parts.of(seen, compose, max_tokens)
+            runs, groups = plan_runs(seen, compose, parts, _facts(receipts, compose, max_items))
+        except RunError as error:
+            problem = str(error)
     shards_of = Counter(part for each in shards for part in each.parts)
     rejects = Rejects(seen)
     return Plan(
@@ -238,6 +241,7 @@ def make_plan(
         of_files=_of_files(seen, len(receipts.file) and int(receipts.file[-1]) + 1),
         runs=runs,
         groups=groups,
+        problem=problem,
     )
 
 

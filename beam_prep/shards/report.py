@@ -146,7 +146,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
             f"{listed(lost)}), more than --max_no_loss_rate {max_no_loss_rate}"
         )
         return _with_causes(problem, plan, config)
-    return _of_empty_group(plan, config)
+    return _of_empty_group(plan, config) or plan.problem
 
 
 def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:

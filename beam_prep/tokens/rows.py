@@ -323,7 +323,11 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
     mixed = (prompt < 0) | (other < 0)
     differs = ~mixed & ((prompt != other) | (batch[SIDES[0]].common(batch[SIDES[1]]) < prompt))
     batch = batch.reject(mixed, "not_prompt_first", "a token after the first trained one is not trained")
-    batch = batch.reject(differs[~mixed], "prompt_differs", "chosen and rejected do not begin with the same prompt")
+    lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
+    why = "", " once they are cut: wanted a larger max_seq_len, or truncation_mode 'keep_start' or 'drop'"
+    said = "chosen and rejected do not begin with the same prompt"
+    rows = np.flatnonzero(differs[~mixed]).tolist()
+    batch = batch.reject_each({row: ("prompt_differs", said + why[bool(lost[row])]) for row in rows})
     prompt = prompt[~mixed & ~differs]
     columns: dict[str, Any] = {
         name: batch[side].cut(prompt, batch[side].lengths - prompt)

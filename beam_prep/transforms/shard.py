@@ -40,7 +40,6 @@ class CacheBlocks(beam.DoFn):
 
     token_cache: TokenCache
     publisher: Publisher
-    dtype: Mapping[str, str]
     rows_without_loss: RowsWithoutLoss
     progress: str | None = None
 
@@ -58,7 +57,7 @@ class CacheBlocks(beam.DoFn):
         if receipt is None:
             layout, tokenizer = self.publisher.layout, self.publisher.tokenizer
             eos_id = None if tokenizer is None else tokenizer.id_of("eos_token")
-            batch = layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
+            batch = layout.cached(batch, eos_id, self.rows_without_loss)
             receipt = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
             trained = _trained(batch) if self.progress is not None else {}
         else:
@@ -140,7 +139,7 @@ class Shard(beam.PTransform):
 
     Raises:
         ConfigError: `names` gives a name that a column cannot have; a library of a format is missing; (when run) a
-            column of `names` is not written.
+            column of `names` or `dtype` is not written.
         OutputError: the output exists and `overwrite` is not set, or it is not an output of ours.
         LockedError: (when run) another job is writing the output.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
@@ -194,7 +193,8 @@ class Shard(beam.PTransform):
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
         if self.rows_without_loss not in ("drop", "keep", "reject"):
             raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
-        self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
+        dtype, names = {**self.pack.dtype, **self.dtype}, {**self.pack.names, **self.names}
+        self.pack = dataclasses.replace(self.pack, dtype=dtype, names=names)
         self.pack.check_names([*self.pack.names])  # the columns are known only with the first block
         launched = self.staging is not None  # by a launcher, which claims, shows progress and cleans up
         self.staging = self.staging or Staging.beside(self.output)
@@ -225,7 +225,6 @@ class Shard(beam.PTransform):
         token_cache = CacheBlocks(
             token_cache=self.token_cache,
             publisher=self.publisher,
-            dtype=dict(self.dtype),
             rows_without_loss=self.rows_without_loss,
             progress=self.progress,
         )

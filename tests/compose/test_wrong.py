@@ -1,5 +1,6 @@
 """Wrong configs are refused before anything runs; a mix that cannot be made names what is there."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,20 @@ def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix]
     with pytest.raises(RunError, match=r"^output\.mix: ") as raised:
         budgets(tuple(mix.items()), {"web": 1000, "code": 500, "none": 0})
     assert message in str(raised.value)
+
+
+def test_a_mix_that_lacks_records_since_they_were_rejected_says_why(run: Callable[..., Any]) -> None:
+    config = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"min_chars": 1},
+        "output": {"domain_key": "source", **DRAWN, "mix": {"web": {"tokens": 5}}},
+    }
+    with pytest.raises(RunError, match=r"2 of 3 records were rejected .* wrong_type.*, see .*rejects"):
+        run(config, [{"text": 1, "source": "web"}] * 2 + [{"text": "kept", "source": "code"}])
+    with pytest.raises(
+        RunError, match="there are no rows of domain 'web'; wanted one of 'code'; nothing was published"
+    ):
+        run(config, [{"text": "kept", "source": "code"}])
 
 
 def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:

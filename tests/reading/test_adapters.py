@@ -261,6 +261,13 @@ def of_ids(record: Row) -> Any:
         (of_ids, {"input_ids": [5], "loss_mask": [2]}, "wrong_type", "'loss_mask[0]' is a number (2), wanted"),
         (of_ids, {"input_ids": [5], "completion_mask": [0.5]}, "wrong_type", "is a number (0.5), wanted 0 or 1"),
         (of_ids, {"input_ids": [5, 9], "attention_mask": [1, 0]}, "padded", "'attention_mask' has zeros, wanted rows"),
+        (
+            of_ids,
+            {"input_ids": [5, 9], "position_ids": [0, 0]},
+            "packed",
+            "says that the row holds 2 documents, wanted",
+        ),
+        (of_ids, {"input_ids": [5, 9, 9], "seq_lengths": [2, 1]}, "packed", "'seq_lengths' says that the row holds 2"),
     ],
 )
 def test_what_cannot_be_meant_is_a_reject(adapt: Any, record: Row, reason: str, words: str) -> None:

@@ -85,7 +85,7 @@ def steps_with_stores() -> list[beam.DoFn]:
     layout = Layout()
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
-        CacheBlocks(token_cache=token_cache, publisher=publisher, dtype={}, rows_without_loss="drop"),
+        CacheBlocks(token_cache=token_cache, publisher=publisher, rows_without_loss="drop"),
     ]
 
 
