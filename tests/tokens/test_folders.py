@@ -60,6 +60,13 @@ def test_a_folder_of_another_vocabulary_gives_them_too(base: str, tmp_path: Path
     check_folders(shared("tokenizers", base), "long", 10, tmp_path)
 
 
+def test_equal_splits_of_a_run_of_dashes_are_those_of_a_unigram_class_of_transformers(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", shared("tokenizers", "t5-small"), tokenizer_class="T5Tokenizer")
+    texts = ["-" * size for size in range(1, 40)]
+    mine = Tokenizer.load(folder).encode(texts, add_special_tokens=True).to_lists()
+    assert mine == load_reference(folder)(texts)["input_ids"]
+
+
 def test_templates_in_the_folder_below_are_named_by_their_files(tmp_path: Path) -> None:
     more = {"additional_chat_templates/rag.jinja": "{{ 'rag' }}"}
     tokenizer = Tokenizer.load(changed(tmp_path / "made", files=more))
