@@ -273,7 +273,7 @@ def _compare(found: Any, mine: "tokenizers.Tokenizer", special_tokens: dict[str,
             ) from None
         ids = mine.encode(text, add_special_tokens=special).ids
         if ids != wanted:
-            at = len(os.path.commonprefix([ids, wanted]))
+            at = next(at for at in itertools.count() if ids[at : at + 1] != wanted[at : at + 1])
             raise TokenizerError(
                 f"transformers and tokenizer.json differ on {text[:40]!r} from token {at} on: found "
                 f"{ids[at : at + 12]}, wanted {wanted[at : at + 12]}: "

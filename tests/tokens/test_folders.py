@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.chat.chat_format import template_of
+from beam_prep.chat.chat_format import chat_format_of, template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.sample import prepare
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -180,6 +180,16 @@ def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: P
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     tokenizer, reference = Tokenizer.load(tmp_path), load_reference(tmp_path)
     assert tokenizer.encode(["Hello there"], True).to_lists()[0] == reference("Hello there")["input_ids"] != []
+
+
+@pytest.mark.parametrize("rule", ["single_word", "split_special_tokens"])
+def test_an_eos_text_that_does_not_become_the_eos_token_is_an_error(rule: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", split_special_tokens=rule == "split_special_tokens")
+    source = json.loads((folder / "tokenizer.json").read_text())
+    tokens = [{**token, "single_word": rule == "single_word"} for token in source["added_tokens"]]
+    (folder / "tokenizer.json").write_text(json.dumps({**source, "added_tokens": tokens}))
+    with pytest.raises(TokenizerError, match=r"this tokenizer makes \['a', '.+\] of 'a<.+', wanted '<.+' in one piece"):
+        chat_format_of((), Tokenizer.load(folder), bp.TextRules(eos="always"))
 
 
 def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
