@@ -91,3 +91,12 @@ def test_a_run_says_it_at_its_start_and_in_run_json(
     (told,) = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
     assert f"input.jsonl: in 3 records, {SAYS.format('assistant')}" in told
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told.removeprefix("warning: ")
+
+
+def test_a_run_says_that_texts_end_with_two_end_tokens(
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"eos": "if_missing"}}
+    rows = [{"text": "The tide comes in twice a day, and so do the fishermen."}]
+    run(texts, rows, tokenizer_path=shared("tokenizers", "t5-small"))
+    assert 'at 1 place; to mend it: "preprocessing": {"eos": "never"}: this tokenizer adds its EOS' in caplog.text

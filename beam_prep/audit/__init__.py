@@ -27,6 +27,7 @@ FIRST_CHECKS: tuple[Check, ...] = (
     of_tokens.roles_not_in_data,
     of_tokens.answers_not_trained,
     of_tokens.double_bos,
+    of_tokens.double_end,
     of_tokens.roles_without_end,
 )
 """A run makes these, too, on a few records: they cost little."""
@@ -47,7 +48,6 @@ CHECKS: tuple[Check, ...] = (
     of_tokens.config_warnings,  # a run prints these by itself
     of_tokens.no_bos,
     of_tokens.no_end,  # documents may have no end on purpose
-    of_tokens.double_end,
     of_tokens.cut_off,
     of_tokens.answers_cut,
     of_tokens.prompt_not_prefix,
