@@ -157,7 +157,8 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
     ("files", "wanted"),
     [
         ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "pip install sentencepiece tiktoken, or load it with transformers"),
-        ({"vocab.json": "{}", "merges.txt": ""}, "transformers says: .+; load it with transformers yourself"),
+        ({"vocab.json": "{}", "merges.txt": ""}, r"; name its class in .+, as \{.+\}, or load it with"),
+        ({"vocab.json": "{}", "tokenizer_config.json": "{}"}, "transformers says: .+; load it with transformers"),
     ],
 )
 def test_files_that_are_no_tokenizer_json_say_what_reads_them(
