@@ -167,7 +167,7 @@ def no_bos(sample: Sample) -> Iterator[Finding]:
     bos, given = sample.tokenizer.bos_id, sample.config
     if bos is None or given.input.tokenized or given.preprocessing.bos == "strip":
         return
-    if sample.tokenizer.encode(["a"], add_special_tokens=True).flat[0] != bos:
+    if sample.tokenizer.encode(["a"], add_special_tokens=True).flat[:1].tolist() != [bos]:
         return  # models of such tokenizers are trained without BOS
     hits = Hits(sample, "rows")
     for row in sample.rows:

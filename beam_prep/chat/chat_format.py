@@ -78,8 +78,12 @@ def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextR
         TokenizerError: the tokenizer lacks a template that a section needs, or special tokens that a rule needs.
     """
     tokens, template, fim, sentinels = tokenizer.special_tokens, None, None, None
-    if rules.eos != "never" and "eos_token" not in tokens:
-        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
+    if rules.eos != "never":
+        if "eos_token" not in tokens:
+            raise TokenizerError(
+                f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it"
+            )
+        _check_eos(tokenizer)
     if rules.fim is not None:
         added = [each for each in tokenizer.added if not (each.lstrip or each.rstrip or each.single_word)]
         fim = rules.fim.of([each.content for each in added])
@@ -90,6 +94,18 @@ def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextR
     bos, eos = tokens.get("bos_token", ""), tokens.get("eos_token", "")
     guard = guard_of(tokenizer, template, rules.control_tokens)
     return ChatFormat(template, guard, bos, eos, rules, fim, sentinels)
+
+
+def _check_eos(tokenizer: Tokenizer) -> None:
+    """Raises TokenizerError if the EOS token's text behind a text does not become the EOS token."""
+    eos = tokenizer.special_tokens["eos_token"]
+    ids = tokenizer.encode([f"a{eos}"], add_special_tokens=False).flat.tolist()
+    if ids[-1:] != [tokenizer.id_of("eos_token")]:
+        raise TokenizerError(
+            f"preprocessing.eos: this tokenizer makes {tokenizer.pieces(ids)} of 'a{eos}', wanted {eos!r} in one piece "
+            f"at the end: set normalized and single_word of {eos!r} to false in tokenizer.json and "
+            "tokenizer_config.json, and split_special_tokens to false; or leave preprocessing.eos out"
+        )
 
 
 _CUT = ("  ab  c\n\td e.\n ", "ab c")

@@ -366,11 +366,12 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
     normalising, splitting = _steps_of(tokenizer)
-    if any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in splitting):
+    if any(step.get("add_prefix_space") for step in splitting):
         return None
     kinds = {step["type"] for step in splitting}
     in_bytes = "ByteLevel" in kinds
     prefix: Prefix | None = None
+    # A `Split` that removes a part of a text makes its sum too small.
     if in_bytes and kinds <= _OF_BYTES and normalising in ([], [{"type": "NFC"}]) and not model.byte_fallback:
         prefix = "none"
     elif model.byte_fallback and all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256)):
@@ -401,7 +402,8 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
 
 def _prefix(normalisers: list[dict[str, Any]], splitters: list[dict[str, Any]]) -> Prefix | None:
     """`TokenBytes.prefix`, if the tokenizer only writes `▁` for blanks; None for other tokenizers."""
-    if any(step["type"] not in ("Split", "Digits", "Metaspace") for step in splitters):
+    kept = ("Split", "Digits", "Metaspace")
+    if any(step["type"] not in kept or step.get("behavior") == "Removed" for step in splitters):
         return None
     replaces = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
     if any(step["type"] == "Metaspace" for step in splitters):

@@ -167,6 +167,8 @@ def _what_is_wrong(path: str, error: Exception) -> str:
         except (OSError, ValueError, RecursionError) as problem:
             return f"{file.name} cannot be read ({problem}): copy it again, or mend it"
     more = "pip install sentencepiece tiktoken, or " if any(name.endswith(".model") for name in names) else ""
+    if not more and not {"tokenizer.json", "tokenizer_config.json", "config.json"} & {*names}:
+        more = 'name its class in tokenizer_config.json, as {"tokenizer_class": "GPT2Tokenizer"}, or '
     return f"{says}; {more}{_SAVE_FAST}"
 
 
@@ -191,6 +193,11 @@ def rust_tokenizer(source: bytes, settings: Mapping[str, Any]) -> "tokenizers.To
     import tokenizers
 
     made = tokenizers.Tokenizer.from_buffer(source)
+    if isinstance(made.model, tokenizers.models.Unigram):
+        # Reading JSON, the library changes last bits of scores, and with them which of two equal splits wins.
+        model = json.loads(source)["model"]
+        vocab = [*map(tuple, model["vocab"])]
+        made.model = tokenizers.models.Unigram(vocab, model["unk_id"], model["byte_fallback"])
     made.encode_special_tokens = settings.get("split_special_tokens", False)
     return made
 
@@ -268,8 +275,10 @@ def _compare(found: Any, mine: "tokenizers.Tokenizer", special_tokens: dict[str,
             ) from None
         ids = mine.encode(text, add_special_tokens=special).ids
         if ids != wanted:
+            at = next(at for at in itertools.count() if ids[at : at + 1] != wanted[at : at + 1])
             raise TokenizerError(
-                f"transformers and tokenizer.json differ on {text[:40]!r}: found {ids[:12]}, wanted {wanted[:12]}: "
+                f"transformers and tokenizer.json differ on {text[:40]!r} from token {at} on: found "
+                f"{ids[at : at + 12]}, wanted {wanted[at : at + 12]}: "
                 "this tokenizer has a setting that is not known here, and cannot be used; tell us about it"
             )
 

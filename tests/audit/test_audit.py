@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from beam_prep.audit import CHECKS, Audit, audit
 from beam_prep.cli import main
@@ -89,6 +90,15 @@ def test_a_text_without_eos_and_a_doubled_one(tmp_path: Path) -> None:
     (found,) = of_records(tmp_path, ended, texts(preprocessing={"eos": "always"})).findings
     assert (found.name, found.count) == ("double_end", 40)
     assert '"eos": "if_missing"' in found.mend
+
+
+def test_a_vocabulary_of_four_letters_is_audited(tmp_path: Path) -> None:
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "A": 1, "C": 2, "G": 3, "T": 4}, []))
+    letters.add_special_tokens(["<s>"])
+    letters.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    records = [{"text": "GATTACA" * (8 + number)} for number in range(9)]
+    assert names(of_records(tmp_path, records, texts(), str(tmp_path))) == {"no_end"}
 
 
 def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.chat.chat_format import template_of
+from beam_prep.chat.chat_format import chat_format_of, template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.sample import prepare
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -58,6 +58,13 @@ def test_a_folder_drawn_at_random_gives_the_ids_and_texts_of_transformers(tmp_pa
 @pytest.mark.parametrize("base", ["chatml-12k", "mistral-v1", "minimind", "t5-small", "tekken-32k"])
 def test_a_folder_of_another_vocabulary_gives_them_too(base: str, tmp_path: Path) -> None:
     check_folders(shared("tokenizers", base), "long", 10, tmp_path)
+
+
+def test_equal_splits_of_a_run_of_dashes_are_those_of_a_unigram_class_of_transformers(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", shared("tokenizers", "t5-small"), tokenizer_class="T5Tokenizer")
+    texts = ["-" * size for size in range(1, 40)]
+    mine = Tokenizer.load(folder).encode(texts, add_special_tokens=True).to_lists()
+    assert mine == load_reference(folder)(texts)["input_ids"]
 
 
 def test_templates_in_the_folder_below_are_named_by_their_files(tmp_path: Path) -> None:
@@ -150,7 +157,8 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
     ("files", "wanted"),
     [
         ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "pip install sentencepiece tiktoken, or load it with transformers"),
-        ({"vocab.json": "{}", "merges.txt": ""}, "transformers says: .+; load it with transformers yourself"),
+        ({"vocab.json": "{}", "merges.txt": ""}, r"; name its class in .+, as \{.+\}, or load it with"),
+        ({"vocab.json": "{}", "tokenizer_config.json": "{}"}, "transformers says: .+; load it with transformers"),
     ],
 )
 def test_files_that_are_no_tokenizer_json_say_what_reads_them(
@@ -173,6 +181,16 @@ def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: P
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     tokenizer, reference = Tokenizer.load(tmp_path), load_reference(tmp_path)
     assert tokenizer.encode(["Hello there"], True).to_lists()[0] == reference("Hello there")["input_ids"] != []
+
+
+@pytest.mark.parametrize("rule", ["single_word", "split_special_tokens"])
+def test_an_eos_text_that_does_not_become_the_eos_token_is_an_error(rule: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", split_special_tokens=rule == "split_special_tokens")
+    source = json.loads((folder / "tokenizer.json").read_text())
+    tokens = [{**token, "single_word": rule == "single_word"} for token in source["added_tokens"]]
+    (folder / "tokenizer.json").write_text(json.dumps({**source, "added_tokens": tokens}))
+    with pytest.raises(TokenizerError, match=r"this tokenizer makes \['a', '.+\] of 'a<.+', wanted '<.+' in one piece"):
+        chat_format_of((), Tokenizer.load(folder), bp.TextRules(eos="always"))
 
 
 def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:

@@ -163,6 +163,16 @@ def test_tokens_of_more_bytes_than_a_byte_counts_keep_their_length() -> None:
     assert table.of(Ragged.from_lists([[1, 0], [], [1]]), ["", "", ""]).tolist() == [256, 3, 256]
 
 
+def test_a_split_that_removes_what_it_does_not_match_leaves_no_text_to_the_reference(tmp_path: Path) -> None:
+    """Phi-4 and OLMo-2 write the splits of GPT-4 so: what matches no part would be removed, and everything matches."""
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    split = {"pattern": {"Regex": rf"{pattern}|\s+(?!\S)|\s+"}, "type": "Split", "behavior": "Removed", "invert": True}
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    steps = {"type": "Sequence", "pretokenizers": [split, bytes_of]}
+    other = Tokenizer.load(copy_of(OURS, tmp_path / "tokenizer", pre_tokenizer=steps))
+    assert compare(other, ["It's plain text,\n\n with 1234 \u00e9", *ODD]) == 0
+
+
 def test_sums_that_cancel_out_move_no_offset() -> None:
     """NFC makes two code points of one and other bytes of others: one part grows, another shrinks by as much."""
     qwen = Tokenizer.load(shared("tokenizers", "qwen2.5"))
