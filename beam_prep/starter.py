@@ -132,10 +132,6 @@ def _guesses(record: Record) -> Iterator[Shape]:
         yield Shape("text", (long[0],))
 
 
-def _has_words(value: Any) -> bool:
-    return isinstance(value, str) and len(value.split()) > 2
-
-
 def _is_list_of(kind: type, value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
 
@@ -421,8 +417,9 @@ def _eos(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 
 def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
-    name, texts = shape.fields[0], {name for record in records for name in record if _has_words(record[name])}
-    if name.lower() not in _TEXTS and (others := sorted(texts - {name})):
+    name, fields = shape.fields[0], [each for record in records for each in record.items()]
+    others = sorted({each for each, text in fields if isinstance(text, str) and text.count(" ") > 1 and each != name})
+    if name.lower() not in _TEXTS and others:
         made.open.append(
             f"{name!r}, the only long text, is trained as a document, without {', '.join(map(repr, others[:_SAID]))}. "
             f'If it answers one of them, set "adapter": {{"name": "alpaca", "instruction": {json.dumps(others[0])}, '

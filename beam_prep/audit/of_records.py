@@ -130,10 +130,7 @@ def left_out(sample: Sample) -> Iterator[Finding]:
             mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {now:,}'
         elif reason in LOST:
             says += "".join(f"; {text}" for text in causes if f"first record of {reason!r}" in text)
-            mend = (
-                'the "field" of the sections, or the roles in "mask", as the records have them; or take these out '
-                '(a message with "weight": 0 or "train": false is not trained)'
-            )
+            mend = 'the "field" of the sections, the roles in "mask", or the "weight" of messages; or take these out'
         elif kind == "dropped":
             at_least = _ASKED_FOR
         yield from hits.finding(name, says, mend, at_least)
