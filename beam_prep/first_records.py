@@ -112,6 +112,11 @@ class FirstRecords:
             if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 found[f"{path}: {text}"] = None
             found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
+            if key is not None and looked and not any(key in row for row in looked):
+                found[
+                    f"{path}: output.domain_key {key!r} is in none of {counted(len(looked), 'record')}: they are in "
+                    "the domain '__default__'; name a field of the records, not one within another field"
+                ] = None
             numbers = [row[key] for row in looked if key is not None and isinstance(row.get(key), int | float)]
             if numbers:
                 found[

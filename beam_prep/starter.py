@@ -73,9 +73,10 @@ _PAIRS = (
     ("instruction", "output"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "response"),
     ("question", "answer"), ("query", "response"), ("question", "response"), ("problem", "solution"),
     ("prompt", "answer"), ("query", "answer"), ("query", "answers"),
-    ("input", "output"), ("source", "target"), ("inputs", "targets"),
+    ("input", "output"), ("source", "target"), ("inputs", "targets"), ("input", "target"), ("user", "assistant"),
+    ("human", "assistant"), ("context", "response"),
 )  # fmt: skip
-"""(question, answer), more specific names first."""
+"""(question, answer), more specific names first, in lower case."""
 
 _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
@@ -117,11 +118,10 @@ def shapes_of(record: Record) -> Iterator[Shape]:
         for name in names:
             if _kind(record.get(name)) == wanted:
                 yield Shape("messages" if wanted == "messages" else "sharegpt", (name,))
-    for pair in _PAIRS:
-        if all(isinstance(record.get(name), str) for name in pair):
-            yield Shape("pair", pair)
-            break
-    yield from (Shape("text", (name,)) for name in _TEXTS if isinstance(record.get(name), str))
+    texts = {name.lower(): name for name, value in record.items() if isinstance(value, str)}
+    if pair := next((pair for pair in _PAIRS if texts.keys() >= {*pair}), None):
+        yield Shape("pair", tuple(texts[name] for name in pair))
+    yield from (Shape("text", (texts[name],)) for name in _TEXTS if name in texts)
 
 
 def _guesses(record: Record) -> Iterator[Shape]:
@@ -370,7 +370,7 @@ def _completion(made: Draft, shape: Shape, records: Sequence[Record], tokenizer:
 
 def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
     question, answer = shape.fields
-    alpaca = shape.fields == ("instruction", "output")
+    alpaca = tuple(map(str.lower, shape.fields)) == ("instruction", "output")
     if not alpaca and _are_separated(records, question, answer):
         made.input["sections"] = [_section(question, "mask", False), _section(answer, "train", False)]
         made.preprocessing["encode"] = "joint"
@@ -378,11 +378,19 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
         made.output["columns"] = "labels"
         return
     # The chat template writes the text between them: a separator of ours would be a format that no model knows.
-    options = {} if alpaca else {"instruction": question, "output": answer}
-    if not alpaca and "input" in shape.fields:
+    options = {} if shape.fields == ("instruction", "output") else {"instruction": question, "output": answer}
+    beside = (name for name in ("input", "Input", "context", "Context") if _has_texts(records, name))
+    if (name := next((name for name in beside if name not in shape.fields), "input")) != "input":
+        options["input"] = name
+    elif "input" in shape.fields:
         options["input"] = "instruction"
     made.input["adapter"] = {"name": "alpaca", **options} if options else "alpaca"
     _chat(made, "messages", {"user": len(records), "assistant": len(records)}, tokenizer)
+
+
+def _has_texts(records: Sequence[Record], name: str) -> bool:
+    values = [record.get(name) for record in records]
+    return any(values) and all(value is None or isinstance(value, str) for value in values)
 
 
 def _are_separated(records: Sequence[Record], prompt: str, *answers: str) -> bool:
@@ -409,10 +417,18 @@ def _eos(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 
 def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
-    made.input["sections"] = [_section(shape.fields[0], "train", False)]
+    name, fields = shape.fields[0], [each for record in records for each in record.items()]
+    others = sorted({each for each, text in fields if isinstance(text, str) and text.count(" ") > 1 and each != name})
+    if name.lower() not in _TEXTS and others:
+        made.open.append(
+            f"{name!r}, the only long text, is trained as a document, without {', '.join(map(repr, others[:_SAID]))}. "
+            f'If it answers one of them, set "adapter": {{"name": "alpaca", "instruction": {json.dumps(others[0])}, '
+            f'"output": {json.dumps(name)}}} and the section {json.dumps(_section("messages", "$role"))}'
+        )
+    made.input["sections"] = [_section(name, "train", False)]
     made.preprocessing["truncation_mode"] = "chunk"
     _eos(made, tokenizer)
-    sizes = sorted(len(record[shape.fields[0]]) for record in records)
+    sizes = sorted(len(record[name]) for record in records)
     made.preprocessing["min_chars"] = 1 if sizes and sizes[len(sizes) // 20] < 50 else 50  # 1: here many are short
 
 

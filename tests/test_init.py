@@ -99,6 +99,20 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
         },
     ),
+    "names in another case, and a context": (
+        {"Question": "Where is {n}?", "Context": "A map of {n}.", "Answer": "At {n}."},
+        {
+            "adapter": {"name": "alpaca", "instruction": "Question", "output": "Answer", "input": "Context"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
+    "speakers as fields": (
+        {"user": "Where is {n}?", "assistant": "At {n} is a long street, with trees and lamps on both sides. " * 3},
+        {
+            "adapter": {"name": "alpaca", "instruction": "user", "output": "assistant"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
     "a text under another name": ({"page_text": "At {n} there is a long page of text, " * 5}, {
         "sections": [{"field": "page_text", "action": "train"}],
     }),
@@ -175,6 +189,7 @@ def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
     config, _, _ = start(records)
     assert config["input"] == expected
     found = audit(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(config), tokenizer_path)[None]
+    assert "field_not_read" not in {each.name for each in found.findings}
     assert found.sample.outcomes() == {"dropped": {}, "rejected": {}}
     assert found.sample.kept[2] > 0
     made = PipelineConfig.from_dict(start(records, "--overwrite", tokenizer=None)[0])
@@ -316,3 +331,10 @@ def test_tools_in_a_text_are_not_taken_for_the_text(start: Start) -> None:
     config, _, told = start([record])
     assert config["input"]["adapter"] == {"name": "alpaca", "instruction": "query", "output": "answers"}
     assert "'query' and 'answers'" in told
+
+
+def test_a_document_by_guess_says_which_texts_stand_beside_it(start: Start) -> None:
+    record = {"Frage": "Wo ist die Post?", "Antwort": "Die Post ist am Markt, neben der Apotheke. " * 5, "url": "x"}
+    _, reasons, told = start([record])
+    assert "to decide: 'Antwort', the only long text, is trained as a document, without 'Frage'. If it answers" in told
+    assert '"instruction": "Frage", "output": "Antwort"' in reasons

@@ -103,7 +103,10 @@ GZIP = gzip.compress(b"", mtime=0)
         ("x.jsonl", b"\n<!DOCTYPE html>", "is an HTML page (the error page of a download?), wanted JSONL: down"),
         ("x.jsonl", b"<?xml version", "is an XML document (the error message of a store?), wanted JSONL: down"),
         ("x.jsonl", json.dumps(CHATS).encode(), "is one JSON list, which is read from a .json file: rename it"),
-        ("x.jsonl", json.dumps(CHATS[0], indent=2).encode(), "is objects of several lines each, wanted JSONL: type: "),
+        ("x.jsonl", json.dumps(CHATS[0], indent=2).encode(), "is objects that are not one a line, wanted JSONL: ty"),
+        ("x.jsonl", TEXT.replace("\n", "").encode(), "is objects that are not one a line, wanted JSONL: type: jq"),
+        ("x.json", b'{"text":{"0":"a","1":"b"}}', "is a table by columns, wanted JSONL: in pandas, type: .to_js"),
+        ("x.jsonl.snappy", b"\xe0\xd6\x04", "is compressed, wanted JSONL: decompress it first"),
         ("x.jsonl", f"{CHATS[0]}\n".encode() * 9, "is lines of Python dicts, wanted JSONL: write json.dumps"),
         ("x.jsonl", TEXT.replace("\n", "\r").encode(), "is lines that end as on old Macs (CR), wanted JSONL: type"),
         ("x.txt", b"It is a text.\n" * 9, "is plain text, wanted JSONL: write it as lines"),
@@ -138,6 +141,13 @@ def test_a_format_is_named_by_a_run_and_a_preview(capsys: Capture) -> None:
 def test_jsonl_is_taken_for_nothing_else(line: str) -> None:
     assert refusal((line * 9).encode(), "x.jsonl") is None
     assert guess((line * 9).encode(), "x.jsonl", ["messages", "text"]) is None
+
+
+@pytest.mark.parametrize(
+    "first", ['{"text": "a"},', '{"text": "a"}\0', '{"text": "cut', '{"text": NaN, "n": nil}', '{"a": 1]']
+)
+def test_a_line_that_is_broken_is_not_taken_for_objects_that_are_not_one_a_line(first: str) -> None:
+    assert guess(f"{first}\n{TEXT}".encode(), "x.jsonl") is None
 
 
 # The command line

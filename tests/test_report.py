@@ -168,6 +168,12 @@ TEXT = {"text": "one two three " * 20}
         ),
         (
             config("sft_chat"),
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]},
+            "nothing is kept of 5 records (5 rows_without_loss): no token of any record is trained",
+            "'messages': untrained by `mask`, by an action, by `train` or `weight` of its messages, or by a cut",
+        ),
+        (
+            config("sft_chat"),
             {"messages": [], "id": 1},
             "nothing is kept of 5 records (5 empty)",
             "the config asks for 'messages': 'messages' holds nothing",

@@ -130,7 +130,7 @@ def left_out(sample: Sample) -> Iterator[Finding]:
             mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {now:,}'
         elif reason in LOST:
             says += "".join(f"; {text}" for text in causes if f"first record of {reason!r}" in text)
-            mend = 'the "field" of the sections, or the roles in "mask", as the records have them; or take these out'
+            mend = 'the "field" of the sections, the roles in "mask", or the "weight" of messages; or take these out'
         elif kind == "dropped":
             at_least = _ASKED_FOR
         yield from hits.finding(name, says, mend, at_least)
@@ -164,7 +164,7 @@ _ALSO_READ = {
     "tokenized": (*("labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"),),
     "templates": ("tools", "functions", "chat_template_kwargs"),
 }
-"""Fields that adapters and conversations read if a record has them."""
+"""Fields that adapters, unless options name others, and conversations read if a record has them."""
 
 
 def _read_fields(sample: Sample) -> set[str]:
@@ -172,7 +172,8 @@ def _read_fields(sample: Sample) -> set[str]:
     if any(spec.has_template for spec in sample.config.outputs()):
         read.update(_ALSO_READ["templates"])
     if adapter is not None:
-        read.update(_ALSO_READ.get(adapter.name, ()))
+        options = adapter.model_extra or {}
+        read.update(options.get(name, name) for name in _ALSO_READ.get(adapter.name, ()))
     return read
 
 
@@ -187,10 +188,10 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
     """Fields with text of prompts or answers that no section reads, unless a field that is read repeats the text."""
     read = _read_fields(sample)
     sampled = any(spec.kind == "list" for spec in sample.config.outputs()) or sample.config.input.rollouts is not None
-    known = _PARTS_OF_PROMPTS - read - (_ANSWERS_FOR_JUDGES if sampled else set())
+    known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
     for part, line, record in sample.originals():
-        texts = {name: _texts_in(record[name]) for name in record if name in known}
+        texts = {name: _texts_in(record[name]) for name in record if name.lower() in known and name not in read}
         told = _squeezed("\n".join(text for name in read for text in _texts_in(record.get(name))))
         for name, own in texts.items():
             if all(_squeezed(text) in told for text in own):

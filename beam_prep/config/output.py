@@ -189,7 +189,7 @@ class OutputConfig(Strict):
     domain_key: Text | None = None
     """Key of the record that names its domain; every domain has a folder. A list or an object is a reject
     (`wrong_type`). For null, a number, a boolean, or a missing key the domain is `__default__`; a run warns at its
-    start if the first records have numbers or booleans."""
+    start if the first records have numbers or booleans, or if none has the key."""
     storage_format: Formats = ("bin",)
     """The formats to write, all from one tokenisation: see [formats.md](formats.md). `h5` needs `pip install h5py`,
     `array_record` needs `pip install 'beam-prep[array_record]'`."""

@@ -87,8 +87,10 @@ _ENDINGS = {
     ".csv": ("a table (CSV)", _PANDAS.format("read_csv", "")),
     ".tsv": ("a table (TSV)", _PANDAS.format("read_csv", r", sep='\t'")),
     **dict.fromkeys((".yaml", ".yml"), ("a YAML file", _CONVERT)),
+    **dict.fromkeys((".snappy", ".deflate", ".lzma", ".lzo", ".br", ".z"), ("compressed", "decompress it first")),
     **dict.fromkeys((".txt", ".md", ".rst", ".text"), ("plain text", 'write it as lines of {"text": ...}')),
 }
+_BY_COLUMN = re.compile(r'\{"[^"]*":\{"0":')
 _LISTED = re.compile(r'"(data|rows|records|examples|items|samples|instances|results|train|dataset)"\s*:\s*\[\s*\{')
 """A list of records within an object, under one of the usual names."""
 
@@ -137,12 +139,16 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
         return _message(path, ("lines that end as on old Macs (CR)", "type: tr '\\r' '\\n' < FILE > NEW"))
     if start.startswith("[") and not isinstance(source_of(path), JSONList):
         return _read_as(path, "one JSON list", ".json")
-    if start.startswith("{") and not (rest.strip() and _is_json(first)):
+    if start.startswith("{") and ((goes_on := _goes_on(first)) or not rest.strip()):
         if (found := _LISTED.search(start, 0, HEAD_BYTES)) and found[1] not in fields:
             what = f"one object with its records in the list {found[1]!r}"
             return _message(path, (what, f"type: jq -c '.{found[1]}[]' FILE > NEW"))
-        if rest.strip():
-            return _message(path, ("objects of several lines each", "type: jq -c . FILE > NEW"))
+        if _BY_COLUMN.match(start):
+            return _message(
+                path, ("a table by columns", "in pandas, type: .to_json(NEW, orient='records', lines=True)")
+            )
+        if goes_on:
+            return _message(path, ("objects that are not one a line", "type: jq -c . FILE > NEW"))
     kind = _ENDINGS.get(split_name(path)[1])
     if kind is not None and not start.startswith(("{", "[")):
         return _message(path, kind)
@@ -169,9 +175,11 @@ def _unpacked(path: str) -> str:
     return f"decompress it first ({COMPRESSIONS[split_name(path)[2]].unpack})"
 
 
-def _is_json(line: str) -> bool:
+def _goes_on(line: str) -> bool:
+    """True if the object in a line does not end there, or another one follows it there."""
     try:
-        json.loads(line)
-    except (ValueError, RecursionError):
+        return line[json.JSONDecoder().raw_decode(line)[1] :].lstrip().startswith("{")
+    except json.JSONDecodeError as error:
+        return error.pos >= len(line.rstrip())
+    except RecursionError:
         return False
-    return True

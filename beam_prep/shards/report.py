@@ -128,7 +128,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         return _with_causes(problem, plan, config)
     if ledger.lines == ledger.blank:
         files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
-        only = f", only {ledger.blank} blank lines" if ledger.blank else ""
+        only = f", only {counted(ledger.blank, 'blank line')}" if ledger.blank else ""
         return f"the input has no record{only}: {files}"
     if ledger.kept == 0:
         left_out = {**ledger.dropped, **ledger.rejected}
@@ -220,6 +220,8 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
             text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
         elif bare:
             text += f": {_names(bare)} {'holds' if len(bare) == 1 else 'hold'} nothing"
+        elif reason == "rows_without_loss":
+            text += ": untrained by `mask`, by an action, by `train` or `weight` of its messages, or by a cut"
         yield text
 
 

@@ -71,6 +71,12 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
     return files
 
 
+def input_at(path: str) -> InputFile:
+    """An input by its path in a manifest, where `@`, `*` and `[` are letters. For errors see `list_inputs`."""
+    (file,) = _match(glob.escape(path))
+    return file
+
+
 def _listed(pattern: str) -> list[str]:
     """The lines of a list of inputs (`@LIST`), without comments (`# ...`). Any other pattern is returned unchanged."""
     if not pattern.startswith("@"):

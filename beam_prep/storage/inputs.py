@@ -18,7 +18,7 @@ from beam_prep.formats.manifest import MANIFEST
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records, read_blocks, read_up_to
 from beam_prep.reading.sources import GUESS_BYTES, HEAD_BYTES, guess, source_of
 from beam_prep.storage import files
-from beam_prep.storage.files import list_inputs, open_input
+from beam_prep.storage.files import input_at, open_input
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 
@@ -223,7 +223,7 @@ def compare_inputs(inputs: Iterable[Mapping[str, Any]]) -> tuple[int, list[str],
     for entry in inputs:
         path = str(entry["path"])
         try:
-            (file,) = list_inputs([path])
+            file = input_at(path)
         except (InputError, StorageError) as error:
             not_found.append(str(error))
             continue
@@ -247,7 +247,7 @@ def unchanged_input(entry: Mapping[str, Any]) -> InputFile:
         InputError: the file is not there, or has changed.
         StorageError: the store does not answer, or refuses.
     """
-    (file,) = list_inputs([entry["path"]])
+    file = input_at(entry["path"])
     problem = difference(file, entry, _COMPARED_BYTES)
     if problem is not None:
         raise InputError(f"the file has changed since the output was made: {problem}")

@@ -110,6 +110,7 @@ def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Pat
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     (found,) = audit(str(path), config, str(ROOT / "examples" / "tokenizer"))[None].findings
     assert found.name == "prompt_not_prefix"
+    assert "is trained whole" in found.says
     assert "beginning of the answer" in found.mend
 
 

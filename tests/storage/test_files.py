@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from beam_prep.errors import InputError
-from beam_prep.storage.files import list_inputs, write_file
+from beam_prep.storage.files import input_at, list_inputs, write_file
 
 
 def listed(*patterns: object) -> list[str]:
@@ -105,3 +105,13 @@ def test_a_file_that_is_written_has_its_content_and_the_usual_rights(tmp_path: P
         assert path.read_bytes() == content
         assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
     assert os.listdir(path.parent) == ["file"]
+
+
+def test_the_path_of_a_manifest_is_neither_a_list_nor_a_glob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("@a.jsonl", "[1].jsonl", "1.jsonl"):
+        Path(name).write_text("{}\n")
+        assert input_at(name).path == name
+    Path("[1].jsonl").unlink()
+    with pytest.raises(InputError, match="no such input"):  # and not 1.jsonl
+        input_at("[1].jsonl")
