@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from beam_prep.chat.origins import CONTENT, REASONING_FIELDS, TOOLS
+from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS
 from beam_prep.chat.trace import Trace
 from beam_prep.data.block import Reject
 
@@ -284,13 +284,27 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield ("reasoning",)
     if message.get("function_call"):  # the template reads the old form
         yield ("function_call",)
+    if "content" not in message and not any(map(message.get, (*_BESIDE_CONTENT, "function_call"))):
+        # Of another API: `parts` of Gemini. Single words are states.
+        yield from ((key,) for key, value in message.items() if key not in _NAMES and len(str(value).split()) > 1)
     for place, each in enumerate(message.get("tool_calls") or ()):
-        function, key = each.get("function", each) if isinstance(each, dict) else {}, f"tool_calls[{place}]."
-        name, arguments = function.get("name"), function.get("arguments")
+        key, given = f"tool_calls[{place}].", each if isinstance(each, dict) else {}
+        function = given.get("function")
+        call = function if isinstance(function, dict) else {"name": function, **given}
+        name, arguments = call.get("name"), call.get("arguments")
         if name:  # Kimi writes ids, which hold the name
-            yield (f"{key}name", f"{key}id") if str(name) in str(each.get("id")) else (f"{key}name",)
+            yield (f"{key}name", f"{key}id") if str(name) in str(given.get("id")) else (f"{key}name",)
         if arguments and arguments != "{}":
             yield (f"{key}arguments",)
+        if not name or "arguments" not in call:
+            # Of another API: `args` of LangChain, `tool_name` of Llama Stack, `custom` of OpenAI. A template that
+            # writes the whole call writes, by its origin, the key that is not there, too.
+            absent = f"{key}arguments" if name else f"{key}name"
+            others = [own for own, value in (given | call).items() if type(value) in RAW and value]
+            yield from ((f"{key}{own}", absent) for own in others if own not in _NAMES and not own.endswith("id"))
+
+
+_NAMES = {"role", "name", "type", "function", "arguments"}
 
 
 def has_words(content: Any) -> bool:
