@@ -108,9 +108,10 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     for name in _RESPONSES:
         if _is_list_of(str, record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
             yield Shape("sampled", ("prompt", name), kind)
-    kinds = {_kind(record.get("prompt")), _kind_of_side(record.get("completion"))}
-    if "messages" in kinds and kinds <= {"messages", "text"}:
-        yield Shape("completion", ("prompt", "completion"))
+    for prompt, answer in _PAIRS:
+        kinds = {_kind(record.get(prompt)), _kind_of_side(record.get(answer))}
+        if "messages" in kinds and kinds <= {"messages", "text"}:
+            yield Shape("completion", (prompt, answer))
     sides = {"chosen", "rejected", "prompt", "completion"}
     names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in sides)]
     for wanted in ("messages", "sharegpt"):
