@@ -122,9 +122,13 @@ def audit(
 
 
 def _notes(sample: Sample) -> Iterable[str]:
-    if names := of_records.unread(sample):
-        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        yield f"fields that the config does not read: {', '.join(map(repr, names[:12]))}{more}"
+    for says, names in (
+        ("fields that the config does not read", of_records.unread(sample)),
+        ("keys with words that the chat template does not write", of_tokens.keys_not_written(sample)),
+    ):
+        if names:
+            more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+            yield f"{says}: {', '.join(map(repr, names[:12]))}{more}"
     for found in verdicts([record for _, _, record in sample.originals()], sample.config.field_use):
         if not found.bad:
             yield str(found)

@@ -190,10 +190,10 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
     known = _PARTS_OF_PROMPTS - read - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
     for part, line, record in sample.originals():
-        texts = {name: _texts_in(record[name]) for name in record if name in known}
-        told = _squeezed("\n".join(text for name in read for text in _texts_in(record.get(name))))
+        texts = {name: texts_in(record[name]) for name in record if name in known}
+        told = squeezed("\n".join(text for name in read for text in texts_in(record.get(name))))
         for name, own in texts.items():
-            if all(_squeezed(text) in told for text in own):
+            if all(squeezed(text) in told for text in own):
                 continue  # for instance UltraChat, whose `prompt` repeats the first message
             hits = found.setdefault(name, Hits(sample))
             size = sample.tokens_in("".join(own))
@@ -208,14 +208,14 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         yield from hits.finding("field_not_read", says, mend, _RARE)
 
 
-def _texts_in(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for each in values for text in _texts_in(each)]
+    return [text for each in values for text in texts_in(each)]
 
 
-def _squeezed(text: str) -> str:
+def squeezed(text: str) -> str:
     return "".join(text.split())
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit.of_records import Finding, Hits, messages_of
+from beam_prep.audit.of_records import Finding, Hits, messages_of, squeezed, texts_in
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
+from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.ragged import Array
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
@@ -54,6 +55,22 @@ def not_written(sample: Sample) -> Iterator[Finding]:
             for line in block.line[block.counters.get(name, np.zeros(len(block.line))) > 0].tolist():
                 hits.add(part, line)
         yield from hits.finding(name, says.format(hits.told), mend)
+
+
+def keys_not_written(sample: Sample) -> list[str]:
+    """Keys of messages, and variables of records, with words that the rows do not have, the most frequent first."""
+    originals = {(part.number, line): record for part, line, record in sample.originals()}
+    counts = Counter[str]()
+    for chat, text, _ in _rendered(sample):
+        own, told = originals[chat.part.number, chat.line].get("chat_template_kwargs") or {}, squeezed(text)
+        named = [(f"{chat.field}[].{key}", value) for each in chat.messages for key, value in each.items()]
+        for name, value in (*named, *((f"chat_template_kwargs.{key}", value) for key, value in own.items())):
+            counts[name] += any(" " in each and squeezed(each) not in told for each in texts_in(value))
+    return [name for name, count in counts.most_common() if count and not name.endswith(_COUNTED)]
+
+
+_COUNTED = ("].content", "].tool_calls", "].function_call", *(f"].{key}" for key in REASONING_FIELDS))
+"""A run rejects records whose contents or calls are not written, and counts those that lose their reasoning."""
 
 
 def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str, str]]:
