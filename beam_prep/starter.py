@@ -319,7 +319,7 @@ def _sharegpt(name: str, roles: Mapping[str, int], made: Draft) -> Any:
         # An unknown speaker becomes the assistant only if there is none: otherwise a user's text could be trained.
         answered = "assistant" in {ROLES.get(role) for role in roles}
         stranger = "user" if answered else "assistant"
-        options["roles"] = {role: near_name(role, ["user", "assistant", "system"]) or stranger for role in unknown}
+        options["roles"] = {role: near_name(role, dict.fromkeys(ROLES.values())) or stranger for role in unknown}
         made.open.append(
             f"the speakers {', '.join(map(repr, unknown[:8]))} are not among the usual names: look at "
             "input.adapter.roles, which says what they become"
