@@ -122,13 +122,9 @@ def audit(
 
 
 def _notes(sample: Sample) -> Iterable[str]:
-    for says, names in (
-        ("fields that the config does not read", of_records.unread(sample)),
-        ("keys with words that the chat template does not write", of_tokens.keys_not_written(sample)),
-    ):
-        if names:
-            more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-            yield f"{says}: {', '.join(map(repr, names[:12]))}{more}"
+    if names := [*of_records.unread(sample), *of_tokens.keys_not_written(sample)]:
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        yield f"fields that nothing reads: {', '.join(map(repr, names[:12]))}{more}"
     for found in verdicts([record for _, _, record in sample.originals()], sample.config.field_use):
         if not found.bad:
             yield str(found)

@@ -58,19 +58,19 @@ def not_written(sample: Sample) -> Iterator[Finding]:
 
 
 def keys_not_written(sample: Sample) -> list[str]:
-    """Keys of messages, and variables of records, with words that the rows do not have, the most frequent first."""
+    """Keys of messages, and variables of records, with words that no row has; without those that a run counts."""
     originals = {(part.number, line): record for part, line, record in sample.originals()}
-    counts = Counter[str]()
+    found = dict[str, None]()
     for chat, text, _ in _rendered(sample):
         own, told = originals[chat.part.number, chat.line].get("chat_template_kwargs") or {}, squeezed(text)
-        named = [(f"{chat.field}[].{key}", value) for each in chat.messages for key, value in each.items()]
-        for name, value in (*named, *((f"chat_template_kwargs.{key}", value) for key, value in own.items())):
-            counts[name] += any(" " in each and squeezed(each) not in told for each in texts_in(value))
-    return [name for name, count in counts.most_common() if count and not name.endswith(_COUNTED)]
+        keys = [(f"{chat.field}[].{key}", each[key]) for each in chat.messages for key in each if key not in _COUNTED]
+        for name, value in (*keys, *((f"chat_template_kwargs.{key}", own[key]) for key in own)):
+            if any(" " in each and squeezed(each) not in told for each in texts_in(value)):
+                found[name] = None
+    return [*found]
 
 
-_COUNTED = ("].content", "].tool_calls", "].function_call", *(f"].{key}" for key in REASONING_FIELDS))
-"""A run rejects records whose contents or calls are not written, and counts those that lose their reasoning."""
+_COUNTED = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
 
 def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str, str]]:

@@ -143,8 +143,7 @@ def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Pat
     said = {"messages": [{"role": "user", "content": "When?", "agent": "main"}, plan]}
     kwargs = {"instructions": "Be very brief.", "thinking": True}
     found = of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config)
-    left = "'messages[].plan', 'chat_template_kwargs.instructions'"
-    assert found.notes == (f"keys with words that the chat template does not write: {left}",)
+    assert found.notes == ("fields that nothing reads: 'messages[].plan', 'chat_template_kwargs.instructions'",)
     template = "{{ instructions }}{% for m in messages %}{{ m.role ~ m.content ~ m.plan ~ eos_token }}{% endfor %}"
     config["input"]["chat_template"] = template
     assert of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config).notes == ()
