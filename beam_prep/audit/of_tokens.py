@@ -64,9 +64,9 @@ def keys_not_written(sample: Sample) -> list[str]:
     for chat, text, _ in _rendered(sample):
         own, told = originals[chat.part.number, chat.line].get("chat_template_kwargs") or {}, squeezed(text)
         keys = [(f"{chat.field}[].{key}", each[key]) for each in chat.messages for key in each if key not in _COUNTED]
-        for name, value in (*keys, *((f"chat_template_kwargs.{key}", own[key]) for key in own)):
-            if any(" " in each and squeezed(each) not in told for each in texts_in(value)):
-                found[name] = None
+        keys += [(f"chat_template_kwargs.{key}", own[key]) for key in own]
+        words = [(name, each) for name, value in keys for each in texts_in(value) if " " in each]
+        found |= {name: None for name, each in words if squeezed(each) not in told}
     return [*found]
 
 

@@ -45,9 +45,8 @@ def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
 
 def is_legacy(message: Message) -> bool:
     """True for a call or a result in the form that OpenAI's API had before `tool_calls`, the role `tool` and ids."""
-    if message["role"] == "function" or message.get("function_call"):
-        return True
-    return not all(call.get("id") for call in message.get("tool_calls") or ())
+    named = all(call.get("id") for call in message.get("tool_calls") or ())
+    return message["role"] == "function" or bool(message.get("function_call")) or not named
 
 
 def _function_of(call: dict[str, Any]) -> dict[str, Any]:
