@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit.of_records import Finding, Hits, messages_of, squeezed, texts_in
+from beam_prep.audit.of_records import SAID, Finding, Hits, messages_of, squeezed, texts_in
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
-from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.ragged import Array
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
@@ -63,14 +62,11 @@ def keys_not_written(sample: Sample) -> list[str]:
     found = dict[str, None]()
     for chat, text, _ in _rendered(sample):
         own, told = originals[chat.part.number, chat.line].get("chat_template_kwargs") or {}, squeezed(text)
-        keys = [(f"{chat.field}[].{key}", each[key]) for each in chat.messages for key in each if key not in _COUNTED]
+        keys = [(f"{chat.field}[].{key}", each[key]) for each in chat.messages for key in each if key not in SAID]
         keys += [(f"chat_template_kwargs.{key}", own[key]) for key in own]
         words = [(name, each) for name, value in keys for each in texts_in(value) if " " in each]
         found |= {name: None for name, each in words if squeezed(each) not in told}
     return [*found]
-
-
-_COUNTED = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
 
 def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str, str]]:

@@ -171,8 +171,7 @@ class Forms:
                 done.append(each if own is None else {"id": own, **each} | {"id": own})
                 waiting += [] if own is None else [(name, own)]
                 count += 1
-            if done:
-                message = {**message, "tool_calls": done}
+            message = {**message, "tool_calls": done} if done else message
             if waiting and message["role"] == "tool" and not message.get("tool_call_id"):
                 found = next((each for each in waiting if each[0] == message.get("name")), waiting[0])
                 waiting.remove(found)
