@@ -109,9 +109,10 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     for name in _RESPONSES:
         if _is_list_of(str, record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
             yield Shape("sampled", ("prompt", name), kind)
-    kinds = {_kind(record.get("prompt")), _kind_of_side(record.get("completion"))}
-    if "messages" in kinds and kinds <= {"messages", "text"}:
-        yield Shape("completion", ("prompt", "completion"))
+    for prompt, answer in _PAIRS:
+        kinds = {_kind(record.get(prompt)), _kind_of_side(record.get(answer))}
+        if "messages" in kinds and kinds <= {"messages", "text"}:
+            yield Shape("completion", (prompt, answer))
     sides = {"chosen", "rejected", "prompt", "completion"}
     names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in sides)]
     for wanted in ("messages", "sharegpt"):
@@ -318,7 +319,7 @@ def _sharegpt(name: str, roles: Mapping[str, int], made: Draft) -> Any:
         # An unknown speaker becomes the assistant only if there is none: otherwise a user's text could be trained.
         answered = "assistant" in {ROLES.get(role) for role in roles}
         stranger = "user" if answered else "assistant"
-        options["roles"] = {role: near_name(role, ["user", "assistant", "system"]) or stranger for role in unknown}
+        options["roles"] = {role: near_name(role, dict.fromkeys(ROLES.values())) or stranger for role in unknown}
         made.open.append(
             f"the speakers {', '.join(map(repr, unknown[:8]))} are not among the usual names: look at "
             "input.adapter.roles, which says what they become"

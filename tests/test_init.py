@@ -85,6 +85,15 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"dialog": says(user="Where is {n}?", assistant="At {n}.")},
         {"sections": [{"field": "dialog", "action": "$role", "template": "conversation"}]},
     ),
+    "messages of a prompt, and the answer as a text": (
+        {"input": says(system="Be brief.", user="Where is {n}?"), "output": "<think>\nHm.\n</think>\nAt {n}."},
+        {
+            "sections": [
+                {"field": "input", "action": "mask", "template": "conversation"},
+                {"field": "output", "action": "train", "template": "conversation"},
+            ]
+        },
+    ),
     "ShareGPT with other speakers": (
         {"conversations": items(human="Where is {n}?", bing="At {n}.")},
         {

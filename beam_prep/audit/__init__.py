@@ -122,9 +122,9 @@ def audit(
 
 
 def _notes(sample: Sample) -> Iterable[str]:
-    if names := of_records.unread(sample):
+    if names := [*of_records.unread(sample), *of_tokens.keys_not_written(sample)]:
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        yield f"fields that the config does not read: {', '.join(map(repr, names[:12]))}{more}"
+        yield f"fields that nothing reads: {', '.join(map(repr, names[:12]))}{more}"
     for found in verdicts([record for _, _, record in sample.originals()], sample.config.field_use):
         if not found.bad:
             yield str(found)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_prep.chat.chat_format import guard_of
+from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import ADVICE
 from beam_prep.hints import counted
 from beam_prep.reading.records import LOST
@@ -191,10 +192,10 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
     known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
     for part, line, record in sample.originals():
-        texts = {name: _texts_in(record[name]) for name in record if name.lower() in known and name not in read}
-        told = _squeezed("\n".join(text for name in read for text in _texts_in(record.get(name))))
+        texts = {name: texts_in(record[name]) for name in record if name.lower() in known and name not in read}
+        told = squeezed("\n".join(text for name in read for text in texts_in(record.get(name))))
         for name, own in texts.items():
-            if all(_squeezed(text) in told for text in own):
+            if all(squeezed(text) in told for text in own):
                 continue  # for instance UltraChat, whose `prompt` repeats the first message
             hits = found.setdefault(name, Hits(sample))
             size = sample.tokens_in("".join(own))
@@ -209,14 +210,14 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         yield from hits.finding("field_not_read", says, mend, _RARE)
 
 
-def _texts_in(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for each in values for text in _texts_in(each)]
+    return [text for each in values for text in texts_in(each)]
 
 
-def _squeezed(text: str) -> str:
+def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
@@ -249,14 +250,19 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
         yield from hits.finding("duplicates", says, "take out the copies before the run (sort -u, for equal lines)")
 
 
+SAID = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
+"""Keys of what a message says. A run rejects records that lose a content or a call, and counts lost reasoning."""
+
+
 def empty_turns(sample: Sample) -> Iterator[Finding]:
-    """Empty messages: no text, no reasoning, no tool call."""
+    """Empty messages: no text, no reasoning, no tool call. A system message may be empty: Nemotron's data have many."""
     hits, roles = Hits(sample, "messages"), Counter[str]()
     for chat, place, message in messages_of(sample):
-        calls = any(message.get(key) for key in ("tool_calls", "function_call", "reasoning_content", "thinking"))
-        if isinstance(message.get("role"), str) and not text_of(message).strip() and not calls:
-            hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({message['role']}) is empty")
-            roles[message["role"]] += 1
+        role = message.get("role")
+        said = text_of(message).strip() or any(map(message.get, SAID[1:]))
+        if isinstance(role, str) and role != "system" and not said:
+            hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({role}) is empty")
+            roles[role] += 1
     told = ", ".join(f"{count:,} of {role!r}" for role, count in roles.most_common(4))
     says = f"empty messages: {told}; a model learns to say nothing, or to answer nothing"
     yield from hits.finding("empty_turns", says, "take out these records")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit.of_records import Finding, Hits, messages_of
+from beam_prep.audit.of_records import SAID, Finding, Hits, messages_of, squeezed, texts_in
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.data.ragged import Array
@@ -54,6 +54,19 @@ def not_written(sample: Sample) -> Iterator[Finding]:
             for line in block.line[block.counters.get(name, np.zeros(len(block.line))) > 0].tolist():
                 hits.add(part, line)
         yield from hits.finding(name, says.format(hits.told), mend)
+
+
+def keys_not_written(sample: Sample) -> list[str]:
+    """Keys of messages, and variables of records, with words that no row has; without those that a run counts."""
+    originals = {(part.number, line): record for part, line, record in sample.originals()}
+    found = dict[str, None]()
+    for chat, text, _ in _rendered(sample):
+        own, told = originals[chat.part.number, chat.line].get("chat_template_kwargs") or {}, squeezed(text)
+        keys = [(f"{chat.field}[].{key}", each[key]) for each in chat.messages for key in each if key not in SAID]
+        keys += [(f"chat_template_kwargs.{key}", own[key]) for key in own]
+        words = [(name, each) for name, value in keys for each in texts_in(value) if " " in each]
+        found |= {name: None for name, each in words if squeezed(each) not in told}
+    return [*found]
 
 
 def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str, str]]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from beam_prep.chat.origins import CONTENT, REASONING_FIELDS, TOOLS
+from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS
 from beam_prep.chat.trace import Trace
 from beam_prep.data.block import Reject
 
@@ -46,8 +46,15 @@ def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
 
 
 def is_legacy(message: Message) -> bool:
-    """True for a call or a result in the form that OpenAI's API had before `tool_calls` and the role `tool`."""
-    return message["role"] == "function" or bool(message.get("function_call"))
+    """True for a call or a result in the form that OpenAI's API had before `tool_calls`, the role `tool` and ids."""
+    named = all(call.get("id") for call in message.get("tool_calls") or ())
+    return message["role"] == "function" or bool(message.get("function_call")) or not named
+
+
+def _function_of(call: dict[str, Any]) -> dict[str, Any]:
+    """The object with name and arguments of a call, which may be the call itself."""
+    function = call.get("function")
+    return function if isinstance(function, dict) else {"name": function, **call}
 
 
 _IDS: tuple[Callable[[str, int], str | None], ...] = (
@@ -55,7 +62,7 @@ _IDS: tuple[Callable[[str, int], str | None], ...] = (
     lambda name, place: f"call{place + 1:05}",
     lambda name, place: f"functions.{name}:{place}",
 )
-"""(function, number of earlier calls) -> the id for a legacy call: none; nine letters and digits, without which
+"""(function, number of earlier calls) -> the id for a call without one: none; nine letters and digits, without which
 Mistral's templates raise; an id with the function's name, which Kimi's templates write only there."""
 
 
@@ -143,24 +150,34 @@ class Forms:
         return made, changed
 
     def _without_legacy(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with each `function_call` as `tool_calls`, and each `function` result as a `tool` result.
+        """The messages with each `function_call` as `tool_calls`, each `function` result as a `tool` result, and ids.
 
-        A message stays in the old form if the template reads only that form.
+        A message stays in the old form if the template reads only that form. Only calls that the template does not
+        write without an id get one, which goes to the next result: of the same name, if there is one.
         """
         if self._legacy is None:
             self._legacy = self._legacy_forms()
         calls, results, id_of = self._legacy
-        made, count, last = [], 0, None
+        made, waiting, count = [], list[tuple[str, str]](), 0
         for message in messages:
             if calls and message.get("function_call"):
-                function = message["function_call"]
-                last, count = id_of(function["name"], count), count + 1
                 rest = {key: value for key, value in message.items() if key != "function_call"}
-                own = {} if last is None else {"id": last}
-                message = {"content": "", **rest, "tool_calls": [{**own, "type": "function", "function": function}]}
+                call = {"type": "function", "function": message["function_call"]}
+                message = {"content": "", **rest, "tool_calls": [call]}
             elif results and message["role"] == "function":
-                own = {} if last is None else {"tool_call_id": last}
-                message = {**message, **own, "role": "tool"}
+                message = {**message, "role": "tool"}
+            done = []
+            for each in message.get("tool_calls") or ():
+                name = str(_function_of(each).get("name"))
+                own = None if each.get("id") else id_of(name, count)
+                done.append(each if own is None else {"id": own, **each} | {"id": own})
+                waiting += [] if own is None else [(name, own)]
+                count += 1
+            message = {**message, "tool_calls": done} if done else message
+            if waiting and message["role"] == "tool" and not message.get("tool_call_id"):
+                found = next((each for each in waiting if each[0] == message.get("name")), waiting[0])
+                waiting.remove(found)
+                message = {**message, "tool_call_id": found[1]}
             made.append(message)
         return made
 
@@ -285,13 +302,25 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield ("reasoning",)
     if message.get("function_call"):  # the template reads the old form
         yield ("function_call",)
+    if "content" not in message and not any(map(message.get, (*_BESIDE_CONTENT, "function_call"))):
+        # Of another API: `parts` of Gemini. Single words are states.
+        yield from ((key,) for key, value in message.items() if key not in _NAMES and len(str(value).split()) > 1)
     for place, each in enumerate(message.get("tool_calls") or ()):
-        function, key = each.get("function", each) if isinstance(each, dict) else {}, f"tool_calls[{place}]."
-        name, arguments = function.get("name"), function.get("arguments")
+        key, call = f"tool_calls[{place}].", _function_of(each)
+        name, arguments = call.get("name"), call.get("arguments")
         if name:  # Kimi writes ids, which hold the name
             yield (f"{key}name", f"{key}id") if str(name) in str(each.get("id")) else (f"{key}name",)
         if arguments and arguments != "{}":
             yield (f"{key}arguments",)
+        if not name or "arguments" not in call:
+            # Of another API: `args` of LangChain, `tool_name` of Llama Stack, `custom` of OpenAI. A template that
+            # writes the whole call writes, by its origin, the key that is not there, too.
+            absent = f"{key}arguments" if name else f"{key}name"
+            others = [own for own, value in (each | call).items() if type(value) in RAW and value]
+            yield from ((f"{key}{own}", absent) for own in others if own not in _NAMES and not own.endswith("id"))
+
+
+_NAMES = {"role", "name", "type", "function", "arguments"}
 
 
 def has_words(content: Any) -> bool:

@@ -182,11 +182,12 @@ def check_loss_weight(weight: Any, where: str) -> None:
 
 Adapter = Callable[[Record], Record]
 
+_CALLS = ("function_call", "tool_call")
 ROLES: Mapping[str, str] = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", *_CALLS), "assistant"),
     "system": "system",
-    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    **dict.fromkeys(("tool", "observation", "function_response", "tool_response"), "tool"),
 }
 """Names of roles in ShareGPT files -> roles of chat templates."""
 
@@ -200,8 +201,8 @@ class ShareGPT:
     """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; keeps other fields.
 
     Items with a `role` pass unchanged. A string field `system` becomes the first message if there is no system message.
-    A `function_call` that is JSON with `name` and `arguments` (or a list of such objects) becomes `tool_calls`. Such
-    items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
+    A `function_call` or `tool_call` that is JSON with `name` and `arguments` (or a list of such objects) becomes
+    `tool_calls`. Such items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
 
     Attributes:
         field: the field that holds the items.
@@ -276,7 +277,7 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
             f'map it with "roles": {example}, or keep all names with "roles": "keep"',
         )
     message = {"role": roles[name], "content": value, **rest}
-    if name == "function_call" and roles[name] == "assistant" and isinstance(value, str) and (calls := _calls(value)):
+    if name in _CALLS and roles[name] == "assistant" and isinstance(value, str) and (calls := _calls(value)):
         message |= {"content": "", "tool_calls": calls}
     return message
 

@@ -129,7 +129,9 @@ def _fields(record: Mapping[str, Any], use: FieldUse) -> Iterator[tuple[_Field, 
                 yield _Field(top, f"{top}.{key}", (key, top)), each
         elif kind is list and top in use.read:
             for message in value:
-                if type(message) is dict and not _OF_MESSAGES.issuperset(message):
+                if type(message) is not dict or message.get("role", message.get("from")) in ("system", "user", "human"):
+                    continue
+                if not _OF_MESSAGES.issuperset(message):
                     for key, each in message.items():
                         if key not in _OF_MESSAGES:
                             yield _Field(top, f"{top}[].{key}", (key,)), each
@@ -413,7 +415,7 @@ _GOOD = (
     *("label", "labels", "desirable", "correct", "accepted", "approved", "good", "valid", "passed", "pass", "success"),
     *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up"),
     *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate", "safe", "verdict"),
-    "review_result",
+    *("review_result", "loss", "loss_mask"),
 )
 _BAD = (
     *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),

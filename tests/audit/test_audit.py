@@ -148,6 +148,27 @@ def test_unread_fields_that_repeat_what_is_read_are_no_finding(tmp_path: Path) -
     assert "'prompt'" in found.notes[0]
 
 
+def test_system_messages_and_answers_of_reasoning_may_have_no_text(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    asked = {"role": "user", "content": "When?"}
+    silent = [{"role": "assistant", "content": "", key: "So"} for key in ("reasoning", "thinking")]
+    head = {"role": "system", "content": ""}
+    assert "empty_turns" not in names(of_records(tmp_path, [{"messages": [head, asked, *silent]}], config))
+    assert "empty_turns" in names(of_records(tmp_path, [{"messages": [asked, {**asked, "content": ""}]}], config))
+
+
+def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    plan = {"role": "assistant", "content": "At nine.", "plan": "Look at the clock", "again": ["At  nine."], "n": "x"}
+    said = {"messages": [{"role": "user", "content": "When?", "agent": "main"}, plan]}
+    kwargs = {"instructions": "Be very brief.", "thinking": True}
+    found = of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config)
+    assert found.notes == ("fields that nothing reads: 'messages[].plan', 'chat_template_kwargs.instructions'",)
+    template = "{{ instructions }}{% for m in messages %}{{ m.role ~ m.content ~ m.plan ~ eos_token }}{% endfor %}"
+    config["input"]["chat_template"] = template
+    assert of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config).notes == ()
+
+
 # The command.
 
 

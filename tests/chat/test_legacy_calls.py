@@ -1,6 +1,7 @@
 """`function_call`, the role `function` and `functions`: calls, results and tools, as OpenAI's API had them first."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -40,6 +41,18 @@ def test_calls_and_results_are_numbered() -> None:
     text, _ = outcome(source, [*OLD, *OLD], controls=CONTROLS, functions=[TIDE])
     assert text.count('"id": "call00001"') == text.count('"call_id": "call00001"') == 1
     assert text.count('"id": "call00002"') == text.count('"call_id": "call00002"') == 1
+
+
+def test_calls_without_ids_get_them_where_the_template_wants_them_and_results_those_of_their_name() -> None:
+    source = shared("templates", "models/hfjs-mistralai_Mistral-Nemo-Instruct-2407.jinja").read_text(encoding="utf-8")
+    call, more = {"function": CALL, "id": None}, {"function": {"name": "go", "arguments": "{}"}}
+    results = [{"role": "tool", "content": text, **own} for text, own in (("1", {"name": "go"}), ("2", {}))]
+    for calls in ([{"tool_calls": [call, more]}], [{"function_call": each["function"]} for each in (call, more)]):
+        said = [{"role": "assistant", **each} for each in calls]
+        text, _ = outcome(source, [OLD[0], *said, *results, OLD[3]], controls=CONTROLS)
+        assert [*re.findall('"(?:call_)?id": "call0000([12])"', text)] == ["1", "2", "2", "1"]
+    marked = CHATML.replace("{{ m.content }}", "{{ m.content or '' }}{{ m.tool_calls }}{{ m.tool_call_id }}")
+    assert "call0000" not in outcome(marked, [OLD[0], {"role": "assistant", "tool_calls": [call]}, *results])[0]
 
 
 def test_a_template_that_reads_the_old_form_gets_it() -> None:

@@ -25,6 +25,11 @@ CALLED = say("assistant", "Look:", tool_calls=[CALL])
 THOUGHT_OF = say("assistant", "Not far.", reasoning_content="so")
 
 
+def called(**call: Any) -> dict[str, Any]:
+    """A call in the form of another API."""
+    return say("assistant", "Look:", tool_calls=[call])
+
+
 def without(part: str) -> str:
     """The template that does not write a part."""
     assert part in WHOLE
@@ -53,6 +58,9 @@ CALLS_ALONE = WHOLE.replace("m.content or ''", "'' if m.tool_calls else m.conten
 PARTS = [{"type": "text", "text": text} for text in ("Not", " far")]
 FIRST_PART = WHOLE.replace("m.content or ''", "m.content if m.content is string else m.content[0].text")
 NO_TOOLS = without("{{ tools | tojson if tools else '' }}")
+FLAT = WHOLE.replace(
+    CALLS, "{% for c in m.tool_calls or [] %}{{ c.name }}{{ c.arguments }}{{ c.function }}{% endfor %}"
+)
 UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'developer' %}")
 
 
@@ -70,6 +78,10 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
         ),
         (FIRST_PART, [ASKED, say("assistant", PARTS)], ("content[1]", 1, "assistant")),
         (WHOLE, [ASKED, say("assistant", None, refusal="I won't.")], ("refusal", 1, "assistant")),
+        (WHOLE, [{"role": "user", "parts": [{"text": "How far?"}]}, ANSWERED], ("parts", 0, "user")),
+        (FLAT, [ASKED, called(tool_name="find", arguments={"a": 1})], ("tool_calls[0].tool_name", 1, "assistant")),
+        (FLAT, [ASKED, called(name="find", args={"to": "Gent"}, id="a1")], ("tool_calls[0].args", 1, "assistant")),
+        (FLAT, [ASKED, called(type="custom", custom={"name": "find"})], ("tool_calls[0].custom", 1, "assistant")),
     ],
 )  # fmt: skip
 def test_a_content_or_a_call_that_is_not_written_rejects_its_record(
@@ -81,6 +93,14 @@ def test_a_content_or_a_call_that_is_not_written_rejects_its_record(
     kept, counted = steps(source, {"messages": messages}, not_rendered="keep")
     assert isinstance(kept, list)
     assert counted["texts_not_written"] >= 1
+
+
+def test_a_call_of_another_api_is_taken_where_the_template_writes_it() -> None:
+    whole = WHOLE.replace(CALLS, "{{ m.tool_calls | tojson if m.tool_calls else '' }}")
+    for call in ({"tool_name": "find", "arguments": {}}, {"name": "find", "args": {"to": "Gent"}}):
+        assert steps(whole, {"messages": [ASKED, called(**call)]})[0][0].startswith("Look:[{")
+    text, _ = steps(FLAT, {"messages": [ASKED, called(function="find", arguments={"to": "Gent"})]})
+    assert text[0].endswith("find<|im_end|>")
 
 
 @pytest.mark.parametrize("blank", ["", " \n", None, []])

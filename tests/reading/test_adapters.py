@@ -54,7 +54,7 @@ class TestShareGPT:
         assert outcome(adapt, unknown) == (
             "unknown_role",
             "'conversations[0].from' is 'bing', wanted one of human, user, gpt, assistant, chatgpt, bot, model, "
-            "function_call, system, tool, observation, function_response: "
+            "function_call, tool_call, system, tool, observation, function_response, tool_response: "
             'map it with "roles": {"bing": "assistant"}, or keep all names with "roles": "keep"',
         )
         assert outcome(adapter("sharegpt", roles={"bing": "assistant"}), unknown) == {
@@ -86,6 +86,8 @@ class TestShareGPT:
                 {"role": "tool", "content": "1"},
             ]
         }
+        swift = {"conversations": talk(("human", "x"), ("tool_call", one), ("tool_response", "1"))}
+        assert outcome(adapter("sharegpt"), swift) == outcome(adapter("sharegpt"), row)
         calls = adapter("sharegpt")({"conversations": talk(("function_call", two))})["messages"][0]["tool_calls"]
         assert [call["function"] for call in calls] == json.loads(two)
         assert outcome(adapter("sharegpt", roles="keep"), row) == {

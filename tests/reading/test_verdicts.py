@@ -194,10 +194,13 @@ def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: A
     assert [len(bad) for _, bad in judged(PAIR, others)] == [3]
 
 
-@pytest.mark.parametrize(("key", "values"), [("label", (False, True)), ("rating", (1, 5))])
+@pytest.mark.parametrize(("key", "values"), [("label", (False, True)), ("rating", (1, 5)), ("loss", (False, True))])
 def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None:
     def turn(value: Any) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "a", key: value}]
+        return [
+            {"role": "user", "content": "q", "weight": 0, "loss": False},
+            {"role": "assistant", "content": "a", key: value},
+        ]
 
     records = [{"messages": turn(values[0]) + turn(values[0])}, {"messages": turn(values[1])}]
     (found,) = verdicts(records, bp.PipelineConfig.from_dict(CHAT).field_use)
