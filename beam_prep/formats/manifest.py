@@ -247,7 +247,7 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
             rename_keys(manifest, {f"options.{old}": f"options.{new}" for old, new in RENAMED_OPTIONS.items()})
             _check_keys(manifest)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise FormatError(f"{path} is damaged ({error!r}): make the output again") from None
+        raise FormatError(f"{path} is damaged ({error!r}): remove its folder, and make the output again") from None
     if is_later:
         raise FormatError(f"{path} was written by a later version of beam_prep: pip install --upgrade beam-prep")
     return manifest
