@@ -49,9 +49,9 @@ def folders_of(output_dir: str | os.PathLike[str], options: RunOptions) -> tuple
             see `check_name`.
     """
     output = normalise_path(os.fspath(output_dir))
-    for folder in (output, options.cache_dir or "", options.staging or ""):
-        if folder.encode(errors="ignore").decode() != folder:  # Arrow cannot open a file below it
-            raise ConfigError(f"{folder}: this path is not UTF-8: choose another, or rename its folders")
+    for path in (output, options.cache_dir or "", options.staging or ""):
+        if path.encode(errors="ignore").decode() != path:  # Arrow cannot open a file below it
+            raise ConfigError(f"{path}: this path is not UTF-8: choose another, or rename its folders")
     if options.version_name is not None:
         check_name(options.version_name)
     for name, folder in (("cache_dir", options.cache_dir), ("staging", options.staging)):
