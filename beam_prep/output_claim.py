@@ -1,6 +1,5 @@
 """The right to write an output: its lock, its claim, its versions, and the files that failed launches left."""
 
-import json
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from beam_prep.shards.report import how_made
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import check_writable, join, remove_folder
 from beam_prep.storage.inputs import first_changed
-from beam_prep.storage.output import Staging, normalise_path, output_at, put_back
+from beam_prep.storage.output import OutputTarget, Staging, normalise_path, output_at, put_back
 from beam_prep.storage.publish import earlier_path, same_facts
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
@@ -46,9 +45,13 @@ def folders_of(output_dir: str | os.PathLike[str], options: RunOptions) -> tuple
     """The normalised path of an output, and the folders of a new launch.
 
     Raises:
-        ConfigError: a folder of the options lies in the output, which is replaced as a whole; or see `check_name`.
+        ConfigError: a folder of the options lies in the output, which is replaced as a whole; a path is not UTF-8; or
+            see `check_name`.
     """
     output = normalise_path(os.fspath(output_dir))
+    for path in (output, options.cache_dir or "", options.staging or ""):
+        if path.encode(errors="ignore").decode() != path:  # Arrow cannot open a file below it
+            raise ConfigError(f"{path}: this path is not UTF-8: choose another, or rename its folders")
     if options.version_name is not None:
         check_name(options.version_name)
     for name, folder in (("cache_dir", options.cache_dir), ("staging", options.staging)):
@@ -136,27 +139,26 @@ class OutputClaim:
         if text is None or not is_manifest(text):
             return False
         manifest = load(text, join(output, MANIFEST))
-        if not same_facts(manifest, self.facts) or not self._same_inputs(output, manifest["inputs"]):
+        if not same_facts(manifest, self.facts) or not self._same_inputs(target, manifest["inputs"]):
             return False
         if not target.is_complete(manifest):
             return False
-        run = self._run(output) if self.options.check == "full" else {}
-        checked = bool(run.get(IN_FULL) == run.get("blocks"))
+        if self.options.check != "full":
+            return True
+        run = target.run()
+        checked = bool(run) and run.get(IN_FULL) == run.get("blocks")
         if not checked and not self.options.overwrite:
             raise OutputError(
-                f"{output} is up to date, but was made without --check full: pass --overwrite to make it again"
+                f"{output} is up to date, but, by its {RUN}, was made without --check full: pass --overwrite to "
+                "make it again"
             )
         return checked
 
-    def _run(self, output: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(read_bytes(join(output, RUN)))
-        return found
-
-    def _same_inputs(self, output: str, listed: list[dict[str, Any]]) -> bool:
+    def _same_inputs(self, target: OutputTarget, listed: list[dict[str, Any]]) -> bool:
         mine = [(file.path, file.size) for file in self.inputs]
         if [(entry["path"], entry["size"]) for entry in listed] != mine:
             return False
-        return first_changed(self.inputs, listed, lambda: self._run(output)) is None
+        return first_changed(self.inputs, listed, target.run) is None
 
     def finish_for_others(self, output: str) -> None:
         """Finishes what earlier launches left undone, for instance one that was killed after it had published."""
@@ -242,7 +244,7 @@ class OutputClaim:
 
     def say_how_made(self, said: int) -> None:
         """Logs what `run.json` says of the run, without its first `said` warnings, which are logged already."""
-        run = self._run(self.output)
+        run = output_at(self.output, self.staging).run()
         log.info("%s", how_made(run))
         for warning in run["warnings"][said:]:
             log.warning("warning: %s", warning)

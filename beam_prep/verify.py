@@ -27,6 +27,7 @@ from beam_prep.formats.manifest import (
     MANIFEST,
     REPORT,
     RUN,
+    SLICES,
     TOKENIZER,
     ShardReceipt,
     WrittenFile,
@@ -35,6 +36,7 @@ from beam_prep.formats.manifest import (
     load,
     output_columns,
     receipts_of,
+    sum_problems,
 )
 from beam_prep.tokens.resolver import FACTS_FILE
 
@@ -122,6 +124,15 @@ def no_other_files(files: OutputFiles, listed: Iterable[str]) -> Iterator[str]:
     for name in sorted({*files.names()} - {*listed, MANIFEST, RUN, REPORT}):
         if not any(part.startswith(".") for part in name.split("/")):
             yield f"{name}: found, though {MANIFEST} does not list it: remove it"
+
+
+def manifest_is_as_written(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """The manifest has the sha256 in the hidden `.slices.json`, if this is there, and its counts add up."""
+    with files.local([MANIFEST, SLICES]) as folder, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        wanted = json.loads((folder / SLICES).read_bytes())["manifest"]
+        if wanted != (found := hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()):
+            yield f"{MANIFEST} is damaged: found sha256 {found}, {SLICES} says {wanted}"
+    yield from sum_problems(manifest, receipts_of(manifest))
 
 
 def ids_in_vocabulary(rows: Rows) -> Iterator[Wrong]:
@@ -230,6 +241,7 @@ ROW_CHECKS = (ids_in_vocabulary, columns_are_aligned, documents_add_up)
 """They report the first row of each problem, and the number of rows."""
 _DECODED = "the rows of every shard, in every format"
 CHECKS: Mapping[Callable[..., Iterator[Any]], str] = {
+    manifest_is_as_written: "the manifest",
     no_other_files: "a list of the files",
     file_is_listed: "every byte of every file",
     **dict.fromkeys(ROW_CHECKS, _DECODED),
@@ -244,6 +256,7 @@ def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     shards, rejects = receipts_of(manifest), [WrittenFile(**file) for file in manifest["rejects"]]
     others = [*rejects, *(WrittenFile(**file) for file in manifest["files"])]
     of_shards = (file.path for shard in shards for file in shard.files)
+    yield from manifest_is_as_written(files, manifest)
     yield from no_other_files(files, [*of_shards, *(file.path for file in others)])
     max_id = _max_id(files)
     shards_of = Counter(shard.part for shard in shards)

@@ -82,6 +82,17 @@ def test_an_output_may_have_the_longest_name_that_a_file_can_have(
     assert Path(f"{'é' * 100}.failed/failure.json").exists()
 
 
+@pytest.mark.parametrize("option", ["-o", "--cache_dir", "--staging"])
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_runs(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = os.fsdecode(bytes(tmp_path / "caf") + b"\xe9")
+    assert cli.main([*SAMPLE, "-o", str(tmp_path / "out"), option, folder]) == 2
+    assert capsys.readouterr().err.endswith(
+        "caf\\udce9: this path is not UTF-8: choose another, or rename its folders\n"
+    )
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"

@@ -161,6 +161,15 @@ def test_an_output_that_was_not_checked_is_not_taken_for_one_that_was(run: Run) 
     assert run(config(), CHAT).up_to_date
 
 
+@pytest.mark.parametrize("text", [None, "", "{", "[]"])
+def test_an_output_whose_run_json_is_gone_or_damaged_was_not_checked(text: str | None, run: Run) -> None:
+    path = Path(run(config(), CHAT, check="full").output, "run.json")
+    path.unlink() if text is None else path.write_text(text)
+    assert run(config(), CHAT).up_to_date
+    with pytest.raises(OutputError, match="was made without --check full: pass --overwrite"):
+        run(config(), CHAT, check="full")
+
+
 # Two batches
 
 

@@ -33,6 +33,7 @@ import filelock
 
 from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import dump
+from beam_prep.process import lives
 from beam_prep.storage.files import delete, join, write_file, write_if
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_version
@@ -121,6 +122,8 @@ class Claims:
             lock.acquire()
         except filelock.Timeout:
             holder = self.holder()  # None if it has its lock, but no claim yet
+            if holder is not None and holder.host == platform.node() and not lives(holder.pid):
+                holder = None  # the claim is of a launcher that was killed before; its number may be another's soon
             who = f": {holder.who()}" if holder else ""
             stop = f"; to stop it, type on {holder.host}: kill {holder.pid}" if holder else ""
             raise LockedError(

@@ -242,8 +242,15 @@ class _Output:
 
     def is_published(self) -> bool:
         """True if this launch has already published the output, and the engine runs a step again."""
-        run = _read(join(self.path, RUN))
-        return bool(json.loads(run).get("launch") == self.staging.launch) if run else False
+        return bool(self.run().get("launch") == self.staging.launch)
+
+    def run(self) -> dict[str, Any]:
+        """The content of `run.json`; {} if there is none, or a damaged one: no manifest vouches for it."""
+        try:
+            found = json.loads(_read(join(self.path, RUN)) or b"")
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {}
 
     def manifest(self) -> bytes | None:
         """The content of the current `manifest.json`, or None. It may be another program's file."""
@@ -648,7 +655,7 @@ def _exchanged(one: str, other: str) -> bool:
     number = ctypes.get_errno()
     if number in _UNSUPPORTED:
         return False
-    raise OSError(number, os.strerror(number), one, None, other)
+    raise OSError(number, os.strerror(number), other, None, one)
 
 
 def output_at(path: str, staging: Staging, failed: str | None = None) -> OutputTarget:

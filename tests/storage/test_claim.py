@@ -191,6 +191,16 @@ def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(tmp_path: Path
         assert claims.take(Claim(launch.launch), is_locked=True) is not None
 
 
+def test_nobody_is_told_to_kill_a_launcher_that_was_killed_before(tmp_path: Path) -> None:
+    """The next launcher has the lock, and looks at its inputs before it takes the claim over."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    first, second, third = (Claims(str(tmp_path), "out", name) for name in "abc")
+    first.take(Claim("a", pid=ended.pid))
+    with second.locked(), pytest.raises(LockedError, match=r"is writing out\. Wait for it, or choose another output$"):
+        third.locked().__enter__()
+
+
 @pytest.mark.parametrize(
     "claimed",
     [{"lock": None}, {"lock": "of another"}],
