@@ -114,11 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = words[0] if words else ""
     try:
-        if arguments is None:
-            stop_on_signals()
-            _open_streams()
         given = _parsed(words)
         _set_up_log(getattr(given, "verbose", False))
+        if arguments is None:
+            stop_on_signals()
         if command in ("run", "replay"):
             # The imports and a tokenizer take seconds, and longer on a cold disk.
             tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
@@ -144,13 +143,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"beam-prep: {str(found).translate(VISIBLE)}", file=sys.stderr)  # names may come from records
         return found.exit_code
-
-
-def _open_streams() -> None:
-    """Opens the standard streams that a scheduler closed (`>&-`), so that a finished job does not fail at a `print`."""
-    for name in ("stdin", "stdout", "stderr"):  # in this order, so each gets its own number
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115  (as long as the process)
 
 
 def _say(lines: Iterable[str]) -> None:

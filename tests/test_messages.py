@@ -279,11 +279,6 @@ def test_a_name_in_a_warning_does_not_control_the_terminal(capsys: Capture) -> N
     assert done.stderr == "a\u241b[31m\n"
 
 
-def test_a_command_whose_streams_a_scheduler_closed_succeeds() -> None:
-    done = subprocess.run([f"exec {sys.executable} -m beam_prep.cli schema <&- >&- 2>&-"], shell=True, cwd=ROOT)
-    assert done.returncode == 0
-
-
 def test_a_template_that_is_not_there_names_what_is(capsys: Capture) -> None:
     assert started("template", TOKENIZER, "--chat_template", "nope") == 2
     said = capsys.readouterr().err
