@@ -207,6 +207,7 @@ def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path,
         assert names[0] in written
         written = written.replace(names[0], names[1])
     (out / "manifest.json").write_text(written)
+    (out / ".slices.json").unlink()  # it has the digest of the manifest as it was
     assert cli.main(["verify", str(out)]) == 0
     bp.Pipeline(config, source, out, tokenizer_path).run()  # without overwrite
     assert (out / "manifest.json").read_text() == written

@@ -515,9 +515,9 @@ class Turns:
         stop = following.start() if following else place.begin
         if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, stop):
             # The opening of the reasoning may be missing if the text in its place has no other word.
-            instead, lacking = set(_WORDS.findall(text, begin, stop)), set(_WORDS.findall(left))
+            instead, missing = set(_WORDS.findall(text, begin, stop)), set(_WORDS.findall(left))
             alike = not tokens.special.search(left) or tokens.special.search(text, begin, stop)
-            if instead <= lacking and alike:
+            if instead <= missing and alike:
                 return begin
         return None
 

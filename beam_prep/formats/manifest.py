@@ -263,7 +263,7 @@ def _check_keys(manifest: Mapping[str, Any]) -> None:
         WrittenFile(**file)
     for entry in manifest["inputs"]:
         _ = entry["path"], entry["size"], entry["digest"]
-    _ = manifest["ledger"], manifest["totals"], {**manifest.get("tokenizer", {})}, [*manifest["formats"]]
+    _ = [*sum_problems(manifest, ())], {**manifest.get("tokenizer", {})}, [*manifest["formats"]]
 
 
 _KEYS = {"manifest_version", "inputs", "ledger", "shards", "rejects", "files"}
