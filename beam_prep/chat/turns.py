@@ -464,23 +464,21 @@ class Turns:
         the opening of the reasoning. The history may also have the last tags of the rest (`</think>` of an opening and
         an end without reasoning between).
         """
-        tokens, text, at, done, left, opened = self._tokens, self._trace.text, place.after, 0, "", ""
-        lacking: list[str] = []
+        tokens, text, at, done, opened, lacking = self._tokens, self._trace.text, place.after, 0, "", list[str]()
         until = place.begin if place.end > place.begin else len(text)
         for token in tokens.token.finditer(header.text):
             if token[0].isspace():
                 continue
             begin = at + len(_blanks(text, at))
             end = begin + len(token[0])
-            if left or not text.startswith(token[0], begin, until) or _within_word(text, end):
+            if lacking or not text.startswith(token[0], begin, until) or _within_word(text, end):
                 starts_line = "\n" in header.text[done : token.start()]
-                if not left and (starts_line or tokens.tag.match(token[0])):
+                if not lacking and (starts_line or tokens.tag.match(token[0])):
                     opened = token[0]
-                left += token[0]
                 lacking.append(token[0])
             else:
                 at, done = end, token.end()
-        closing = len(header.text[: header.closing].rstrip())
+        left, closing = "".join(lacking), len(header.text[: header.closing].rstrip())
         begin = at + _shared_blanks(_blanks(header.text, done), text, at, until)
         if done < closing:
             return None
