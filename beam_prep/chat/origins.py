@@ -352,6 +352,7 @@ def _call(place: str, origin: Origin, call: Any) -> Any:
 
 
 def _of_call(place: str, origin: Origin, key: str, value: Any) -> Any:
-    if key == "function":
+    if key == "function" and type(value) is dict:
         return _call(place, origin, value)
+    key = "name" if key == "function" else key  # a function that is a text is its name
     return wrap(value, _origin(origin.index, place + key))

@@ -61,6 +61,7 @@ NO_TOOLS = without("{{ tools | tojson if tools else '' }}")
 FLAT = WHOLE.replace(
     CALLS, "{% for c in m.tool_calls or [] %}{{ c.name }}{{ c.arguments }}{{ c.function }}{% endfor %}"
 )
+NAMES = FLAT.replace("{{ c.name }}{{ c.arguments }}", "")
 UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'developer' %}")
 
 
@@ -81,6 +82,7 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
         (WHOLE, [{"role": "user", "parts": [{"text": "How far?"}]}, ANSWERED], ("parts", 0, "user")),
         (FLAT, [ASKED, called(tool_name="find", arguments={"a": 1})], ("tool_calls[0].tool_name", 1, "assistant")),
         (FLAT, [ASKED, called(name="find", args={"to": "Gent"}, id="a1")], ("tool_calls[0].args", 1, "assistant")),
+        (NAMES, [ASKED, called(function="find", arguments={"a": 1})], ("tool_calls[0].arguments", 1, "assistant")),
         (FLAT, [ASKED, called(type="custom", custom={"name": "find"})], ("tool_calls[0].custom", 1, "assistant")),
     ],
 )  # fmt: skip
