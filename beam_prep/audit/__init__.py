@@ -23,6 +23,7 @@ Check = Callable[[Sample], Iterable[Finding]]
 
 FIRST_CHECKS: tuple[Check, ...] = (
     of_records.markup_of_chats,
+    of_records.fields_not_read,
     of_tokens.not_written,
     of_tokens.roles_not_in_data,
     of_tokens.answers_not_trained,
@@ -35,7 +36,6 @@ FIRST_CHECKS: tuple[Check, ...] = (
 CHECKS: tuple[Check, ...] = (
     *FIRST_CHECKS,
     of_records.left_out,
-    of_records.fields_not_read,
     of_records.bad_answers,  # a run makes this check on more records
     of_records.duplicates,
     of_records.empty_turns,
