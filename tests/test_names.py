@@ -93,10 +93,10 @@ def test_a_chain_by_hand_takes_names_and_dtypes_too(tmp_path: Path, tokenizer_pa
     assert dtypes == {"input_ids": "uint16", "targets": "int32", "seq_lens": "int64"}
 
 
-def test_a_dtype_of_a_column_that_is_not_written_is_refused() -> None:
+def test_a_dtype_of_a_column_that_is_not_written_is_refused(tmp_path: Path) -> None:
     ids = bp.Column("sequence", "int32", 1, "ids")
     with pytest.raises(ConfigError, match="dtype: found 'seqence', which is not written; columns here: sequence"):
-        bp.Shard("out", dtype={"seqence": "uint16"}).pack.columns([ids])
+        bp.Shard(str(tmp_path / "out"), dtype={"seqence": "uint16"}).pack.columns([ids])
 
 
 @pytest.mark.parametrize("names", [{"labels": "a/b"}, {"labels": "x", "input_ids": "X"}, {"labels": "domain"}])
