@@ -36,7 +36,6 @@ from beam_prep.formats.manifest import (
     load,
     output_columns,
     receipts_of,
-    sum_problems,
 )
 from beam_prep.tokens.resolver import FACTS_FILE
 
@@ -126,13 +125,12 @@ def no_other_files(files: OutputFiles, listed: Iterable[str]) -> Iterator[str]:
             yield f"{name}: found, though {MANIFEST} does not list it: remove it"
 
 
-def manifest_is_as_written(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """The manifest has the sha256 in the hidden `.slices.json`, if this is there, and its counts add up."""
+def manifest_is_as_written(files: OutputFiles) -> Iterator[str]:
+    """The manifest has the sha256 in the hidden `.slices.json`, if that exists. If it differs, the check ends here."""
     with files.local([MANIFEST, SLICES]) as folder, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         wanted = json.loads((folder / SLICES).read_bytes())["manifest"]
         if wanted != (found := hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()):
             yield f"{MANIFEST} is damaged: found sha256 {found}, {SLICES} says {wanted}"
-    yield from sum_problems(manifest, receipts_of(manifest))
 
 
 def ids_in_vocabulary(rows: Rows) -> Iterator[Wrong]:
@@ -252,11 +250,16 @@ CHECKS: Mapping[Callable[..., Iterator[Any]], str] = {
 
 
 def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """A line for every difference between an output and its manifest: the file, found, wanted."""
+    """A line for every difference between an output and its manifest: the file, found, wanted.
+
+    Raises:
+        FormatError: the manifest itself is damaged.
+    """
+    for damage in manifest_is_as_written(files):
+        raise FormatError(damage)
     shards, rejects = receipts_of(manifest), [WrittenFile(**file) for file in manifest["rejects"]]
     others = [*rejects, *(WrittenFile(**file) for file in manifest["files"])]
     of_shards = (file.path for shard in shards for file in shard.files)
-    yield from manifest_is_as_written(files, manifest)
     yield from no_other_files(files, [*of_shards, *(file.path for file in others)])
     max_id = _max_id(files)
     shards_of = Counter(shard.part for shard in shards)

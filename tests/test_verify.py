@@ -212,7 +212,7 @@ def test_rows_and_tokens_are_counted_in_every_format(output: Path, told: Told) -
             f"trained {trained} of 'loss_mask', manifest.json says {trained - 1}",
         )
     ]
-    assert told(output)[-len(wanted) :] == wanted
+    assert told(output) == wanted
 
 
 def test_a_shard_that_its_reader_cannot_read_is_named(output: Path, told: Told) -> None:
@@ -258,13 +258,6 @@ def test_a_manifest_with_a_flipped_bit_is_told(key: str, output: Path, told: Tol
     path = output / "manifest.json"
     path.write_text(path.read_text().replace(f'"{key}"', f'"{key[:-1]}~"', 1))
     assert any("manifest.json is damaged" in problem for problem in told(output))
-
-
-def test_totals_of_a_copy_without_hidden_files_add_up(output: Path, told: Told) -> None:
-    manifest = manifest_of(output)
-    manifest["totals"]["rows"] = 8000
-    write(output, manifest)
-    assert [problem.partition(",")[0] for problem in told(output)] == 2 * ["totals say rows 8000"]
 
 
 def test_no_manifest_is_made_whose_counts_do_not_add_up() -> None:

@@ -47,14 +47,14 @@ def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
 
 def is_legacy(message: Message) -> bool:
     """True for a call or a result in the form that OpenAI's API had before `tool_calls`, the role `tool` and ids."""
-    named = all(call.get("id") for call in message.get("tool_calls") or ())
-    return message["role"] == "function" or bool(message.get("function_call")) or not named
+    without_id = any(not each.get("id") for each in message.get("tool_calls") or ())
+    return message["role"] == "function" or bool(message.get("function_call")) or without_id
 
 
-def _function_of(call: dict[str, Any]) -> dict[str, Any]:
+def _function_of(given: dict[str, Any]) -> dict[str, Any]:
     """The object with name and arguments of a call, which may be the call itself."""
-    function = call.get("function")
-    return function if isinstance(function, dict) else {"name": function, **call}
+    function = given.get("function")
+    return function if isinstance(function, dict) else {"name": function, **given}
 
 
 _IDS: tuple[Callable[[str, int], str | None], ...] = (
@@ -162,14 +162,15 @@ class Forms:
         for message in messages:
             if calls and message.get("function_call"):
                 rest = {key: value for key, value in message.items() if key != "function_call"}
-                call = {"type": "function", "function": message["function_call"]}
-                message = {"content": "", **rest, "tool_calls": [call]}
+                new = {"type": "function", "function": message["function_call"]}
+                message = {"content": "", **rest, "tool_calls": [new]}
             elif results and message["role"] == "function":
                 message = {**message, "role": "tool"}
             done = []
             for each in message.get("tool_calls") or ():
                 name = str(_function_of(each).get("name"))
                 own = None if each.get("id") else id_of(name, count)
+                # The id comes first, as OpenAI's API writes it, and in place of a null.
                 done.append(each if own is None else {"id": own, **each} | {"id": own})
                 waiting += [] if own is None else [(name, own)]
                 count += 1
@@ -275,8 +276,8 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
     written = {(index, key) for begin, end, index, keys, _ in rendering.segments if end > begin for key in keys}
     found = [] if not tools or (TOOLS, "tools") in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
-        is_plain = type(message.get("content")) is str and _BESIDE_CONTENT.isdisjoint(message)
-        if is_plain and (index, "content") in written:
+        is_content_alone = type(message.get("content")) is str and _BESIDE_CONTENT.isdisjoint(message)
+        if is_content_alone and (index, "content") in written:
             continue  # the most frequent case
         reasoned += (index, "reasoning") in written
         if (index, "*") not in written:
@@ -306,17 +307,17 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         # Of another API: `parts` of Gemini. Single words are states.
         yield from ((key,) for key, value in message.items() if key not in _NAMES and len(str(value).split()) > 1)
     for place, each in enumerate(message.get("tool_calls") or ()):
-        key, call = f"tool_calls[{place}].", _function_of(each)
-        name, arguments = call.get("name"), call.get("arguments")
+        key, function = f"tool_calls[{place}].", _function_of(each)
+        name, arguments = function.get("name"), function.get("arguments")
         if name:  # Kimi writes ids, which hold the name
             yield (f"{key}name", f"{key}id") if str(name) in str(each.get("id")) else (f"{key}name",)
         if arguments and arguments != "{}":
             yield (f"{key}arguments",)
-        if not name or "arguments" not in call:
+        if not name or "arguments" not in function:
             # Of another API: `args` of LangChain, `tool_name` of Llama Stack, `custom` of OpenAI. A template that
             # writes the whole call writes, by its origin, the key that is not there, too.
             absent = f"{key}arguments" if name else f"{key}name"
-            others = [own for own, value in (each | call).items() if type(value) in RAW and value]
+            others = [own for own, value in (each | function).items() if type(value) in RAW and value]
             yield from ((f"{key}{own}", absent) for own in others if own not in _NAMES and not own.endswith("id"))
 
 

@@ -379,8 +379,8 @@ class Turns:
             header = self._trace.text[place.after : place.begin]
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
-        stop = min(self._next_mark(index, place.end), place.before, len(self._trace.text))
         text = self._trace.text
+        stop = min(self._next_mark(index, place.end), place.before, len(text))
         end = self._tokens.special.match(text, min(place.end + len(_blanks(text, place.end)), stop), stop)
         if end is None:
             return ((place.begin, place.end),)
@@ -679,9 +679,9 @@ class Turns:
         if owner == index:
             until, who = marks[k] if k < len(marks) else (limit, -1)
             other = self.places.get(index + 1)
-            marked = who == index + 1 and other is not None and other.begin >= until
+            begins_behind = who == index + 1 and other is not None and other.begin >= until
             # A tool's empty result may stand in this turn: no text shows where.
-            if marked or following is None or following["role"] == "assistant" or is_said(following):
+            if begins_behind or following is None or following["role"] == "assistant" or is_said(following):
                 return min(until, limit)
         if following is None:
             return limit

@@ -739,10 +739,13 @@ def open_dataset(
         if above:
             raise FormatError(f"{path} is a part of an output: open {above[0]}") from None
         raise no_output(where if os.path.isdir(where) else root) from None
-    if split is None and manifest.get("splits"):
-        counts = ", ".join(f"{name!r} ({found['rows']:,} rows)" for name, found in manifest["splits"].items())
-        first = next(iter(manifest["splits"]))
-        raise BeamPrepError(
-            f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
-        )
-    return Dataset(files, manifest, lease, domains, None if split == ALL else split)
+    try:
+        if split is None and manifest.get("splits"):
+            counts = ", ".join(f"{name!r} ({found['rows']:,} rows)" for name, found in manifest["splits"].items())
+            first = next(iter(manifest["splits"]))
+            raise BeamPrepError(
+                f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
+            )
+        return Dataset(files, manifest, lease, domains, None if split == ALL else split)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{where}/{MANIFEST} is damaged ({error!r}): make the output again") from None

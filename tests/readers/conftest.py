@@ -51,10 +51,6 @@ def write(folder: Path, columns: Sequence[Column], shards: Mapping[str, Sequence
         "domains": {domain: domain for domain in shards},
         "shards": entries,
         "files": [],
-        "rejects": [],
-        "inputs": [],
-        "ledger": {"lines": 0, "blank": 0, "read": 0, "kept": 0, "not_read": 0, "dropped": {}, "rejected": {}},
-        "totals": {"rows": 0},
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text(json.dumps(manifest))
