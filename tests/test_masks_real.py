@@ -92,27 +92,48 @@ def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | s
     return [found[line] for line in range(len(rows))]
 
 
+def with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with an id for each call, which its result repeats: in this file a message has one call."""
+    count = itertools.count(1)
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [{**call, "id": f"call{next(count):05}"} for call in message["tool_calls"]]
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            message = {**message, "tool_call_id": made[-1]["tool_calls"][0]["id"]}
+        made.append(message)
+    return made
+
+
 def theirs(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | str]:
-    """What transformers gives for each record; `template_error` where its template refuses it."""
+    """What transformers gives for each record, or for one with ids of calls, or `template_error`: it refuses both."""
     from jinja2 import TemplateError
 
     reference = auto(shared("tokenizers", name))
-    found: list[Row | str] = []
-    for row in rows:
+
+    def encoded(row: dict[str, Any], messages: list[dict[str, Any]]) -> Row:
+        found = reference.apply_chat_template(
+            messages,
+            tools=row.get("tools"),
+            chat_template=source,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        return found["input_ids"], found["assistant_masks"]
+
+    def either(row: dict[str, Any]) -> Row | str:
         try:
-            encoded = reference.apply_chat_template(
-                row["messages"],
-                tools=row.get("tools"),
-                chat_template=source,
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-            )
+            return encoded(row, row["messages"])
         except (TemplateError, TypeError):
-            found.append("template_error")
-        else:
-            found.append((encoded["input_ids"], encoded["assistant_masks"]))
-    return found
+            pass
+        try:
+            return encoded(row, with_ids(row["messages"]))
+        except (TemplateError, TypeError):
+            return "template_error"
+
+    return [either(row) for row in rows]
 
 
 def trained(name: str, row: Row | str) -> str:
@@ -130,8 +151,8 @@ def marked(name: str, file: str) -> list[Row | str]:
 def test_ids_and_masks_are_those_of_transformers(name: str, file: str) -> None:
     mine = marked(name, file)
     assert mine == theirs(name, records(file), template(name, True))
-    # Many of the tool files' records have a role `tool`, or calls without content or ids.
-    refuses = file.startswith("tool") and name in ("mistral-v1", "mistral-v3", "mistral-v1-conversations")
+    # Many of the tool files' records have a role `tool`, or calls without content.
+    refuses = file.startswith("tool") and name in ("mistral-v1", "mistral-v1-conversations")
     assert any(isinstance(row, str) for row in mine) == refuses
     assert all(1 in row[1] for row in mine if not isinstance(row, str))
 
