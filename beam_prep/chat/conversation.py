@@ -203,7 +203,7 @@ class Conversations:
         self._count_marks(rendered)
         if texts:
             self.counted["texts_not_written"] += len(texts)
-        for name, count in (("tool_arguments_changed", rendered.changed), ("reasoning_written", rendered.reasoned)):
+        for name, count in (*rendered.changed.items(), ("reasoning_written", rendered.reasoned)):
             if count:
                 self.counted[name] = max(self.counted[name], count)  # the largest count of several rows
         return rendered

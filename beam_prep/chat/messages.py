@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS
 from beam_prep.chat.trace import Trace
@@ -57,13 +57,25 @@ def _function_of(given: dict[str, Any]) -> dict[str, Any]:
     return function if isinstance(function, dict) else {"name": function, **given}
 
 
-_IDS: tuple[Callable[[str, int], str | None], ...] = (
-    lambda name, place: None,
-    lambda name, place: f"call{place + 1:05}",
-    lambda name, place: f"functions.{name}:{place}",
+class _Ids(NamedTuple):
+    """A form of the ids of calls that a template takes.
+
+    Attributes:
+        make: (function, number of earlier calls) -> the id of a call without one; None: it stays without.
+        fits: (function, id) -> whether the id has the form; None: every id has.
+    """
+
+    make: Callable[[str, int], str | None]
+    fits: Callable[[str, str], bool] | None
+
+
+_IDS = (
+    _Ids(lambda name, place: None, None),
+    # Without nine letters and digits Mistral's templates raise.
+    _Ids(lambda name, place: f"call{place + 1:05}", lambda name, own: len(own) == 9 and own.isalnum()),
+    # Kimi's templates write the function only in the id.
+    _Ids(lambda name, place: f"functions.{name}:{place}", lambda name, own: name in own),
 )
-"""(function, number of earlier calls) -> the id for a call without one: none; nine letters and digits, without which
-Mistral's templates raise; an id with the function's name, which Kimi's templates write only there."""
 
 
 class Forms:
@@ -89,7 +101,7 @@ class Forms:
         elif tool_arguments != "as_is":
             self.objects = tool_arguments == "object"
         self._any = self.objects is not None or any(form is not None for form in self.parts.values())
-        self._legacy: tuple[bool, bool, Callable[[str, int], str | None]] | None = None
+        self._takes_calls, self._takes_results, self._ids = self._legacy_forms()
 
     def _takes_parts(self, role: str) -> bool | None:
         def probed(as_parts: bool) -> str:
@@ -128,62 +140,69 @@ class Forms:
         strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
         return None if objects == strings else objects
 
-    def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], int]:
-        """(the messages in the forms that the template takes, number of changed arguments).
+    def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
+        """(the messages in the forms that the template takes, name -> number of changed arguments and ids).
 
         Raises:
             Reject: `bad_arguments`: arguments are no JSON object, and the template takes objects.
         """
-        if any(map(is_legacy, messages)):
-            messages = self._without_legacy(messages)
+        changed: dict[str, int] = {}
+        if self._ids.fits or any(map(is_legacy, messages)):
+            messages, ids = self._without_legacy(messages)
+            changed = {"tool_ids_changed": ids}
         if not self._any:
-            return messages, 0
-        made, changed = [], 0
+            return messages, changed
+        made, arguments = [], 0
         for place, message in enumerate(messages):
             message = self._with_content(message)
             calls = message.get("tool_calls")
             if calls and self.objects is not None and isinstance(calls, list):
                 done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]
-                changed += sum(one is not other for one, other in zip(done, calls, strict=True))
+                arguments += sum(one is not other for one, other in zip(done, calls, strict=True))
                 message = {**message, "tool_calls": done}
             made.append(message)
-        return made, changed
+        return made, {**changed, "tool_arguments_changed": arguments}
 
-    def _without_legacy(self, messages: Sequence[Message]) -> list[Message]:
+    def _without_legacy(self, messages: Sequence[Message]) -> tuple[list[Message], int]:
         """The messages with each `function_call` as `tool_calls`, each `function` result as a `tool` result, and ids.
 
-        A message stays in the old form if the template reads only that form. Only calls that the template does not
-        write without an id get one, which goes to the next result: of the same name, if there is one.
+        A message stays in the old form if the template reads only that form. A call whose id the template refuses, or
+        misses, gets another, which goes to its result: that of the same id, else the next of the same name, or of any.
+        Also returns the number of these calls.
         """
-        if self._legacy is None:
-            self._legacy = self._legacy_forms()
-        calls, results, id_of = self._legacy
-        made, waiting, count = [], list[tuple[str, str]](), 0
+        make, fits = self._ids
+        made, waiting, count, changed = [], list[tuple[Any, str, str]](), 0, 0
         for message in messages:
-            if calls and message.get("function_call"):
+            if self._takes_calls and message.get("function_call"):
                 rest = {key: value for key, value in message.items() if key != "function_call"}
                 new = {"type": "function", "function": message["function_call"]}
                 message = {"content": "", **rest, "tool_calls": [new]}
-            elif results and message["role"] == "function":
+            elif self._takes_results and message["role"] == "function":
                 message = {**message, "role": "tool"}
             done = []
             for each in message.get("tool_calls") or ():
-                name = str(_function_of(each).get("name"))
-                own = None if each.get("id") else id_of(name, count)
-                # The id comes first, as OpenAI's API writes it, and in place of a null.
-                done.append(each if own is None else {"id": own, **each} | {"id": own})
-                waiting += [] if own is None else [(name, own)]
+                name, own = str(_function_of(each).get("name")), each.get("id") or None
+                fitting = own if own and (not fits or fits(name, str(own))) else make(name, count)
+                if fitting not in (None, own):
+                    # The id comes first, as OpenAI's API writes it, and in place of a null.
+                    each = {"id": fitting, **each} | {"id": fitting}
+                    waiting.append((own, name, fitting))
+                    changed += 1
+                done.append(each)
                 count += 1
             message = {**message, "tool_calls": done} if done else message
-            if waiting and message["role"] == "tool" and not message.get("tool_call_id"):
-                found = next((each for each in waiting if each[0] == message.get("name")), waiting[0])
-                waiting.remove(found)
-                message = {**message, "tool_call_id": found[1]}
+            if waiting and message["role"] == "tool":
+                given = message.get("tool_call_id") or None
+                mine = [each for each in waiting if given in (None, each[0])]
+                if mine:
+                    found = next((each for each in mine if each[1] == message.get("name")), mine[0])
+                    waiting.remove(found)
+                    message = {**message, "tool_call_id": found[2]}
             made.append(message)
-        return made
+        return made, changed
 
-    def _legacy_forms(self) -> tuple[bool, bool, Callable[[str, int], str | None]]:
-        """(calls become `tool_calls`, results get the role `tool`, the function that makes ids of calls)."""
+    def _legacy_forms(self) -> tuple[bool, bool, _Ids]:
+        """(calls become `tool_calls`, results get the role `tool`, the form of ids)."""
 
         def shows(asked: list[Message], *wanted: str) -> bool:
             shown = self._shown([self._with_content(message) for message in asked])
@@ -197,20 +216,24 @@ class Forms:
         old = {**calling, "function_call": {**function, "arguments": json.dumps({"sentinelkey": "sentinelvalue"})}}
         words = ("sentinelname", "sentinelvalue")
 
-        def called(id_of: Callable[[str, int], str | None]) -> tuple[Message, Message]:
-            made, own = id_of("sentinelname", 0), {"role": "tool", "name": "sentinelname", "content": "sentinelresult"}
-            own_call: Message = {"type": "function", "function": function}
-            if made is not None:
-                own_call, own = {"id": made, **own_call}, {**own, "tool_call_id": made}
-            return {**calling, "tool_calls": [own_call]}, own
+        def called(own: str | None) -> tuple[Message, Message]:
+            made, result = {"type": "function", "function": function}, {"role": "tool", "name": "sentinelname"}
+            if own is not None:
+                made, result = {"id": own, **made}, {**result, "tool_call_id": own}
+            return {**calling, "tool_calls": [made]}, {**result, "content": "sentinelresult"}
 
-        fitting = (id_of for id_of in _IDS if shows([user, called(id_of)[0]], *words))
-        id_of = next(fitting, _IDS[0])
+        def taken(own: str | None) -> bool:
+            called_by, result = called(own)
+            return shows([user, called_by], *words) and shows([user, called_by, result], *words)
+
+        ids = next((ids for ids in _IDS if taken(ids.make("sentinelname", 0))), _IDS[0])
+        if taken("call_of_another_form"):
+            ids = ids._replace(fits=None)
         result = {"role": "function", "name": "sentinelname", "content": "sentinelresult"}
-        new_call, new_result = called(id_of)
+        new_call, new_result = called(ids.make("sentinelname", 0))
         calls = shows([user, new_call], *words) or not shows([user, old], *words)
         new = shows([user, new_call, new_result], "sentinelresult")
-        return calls, new or not shows([user, new_call if calls else old, result], "sentinelresult"), id_of
+        return calls, new or not shows([user, new_call if calls else old, result], "sentinelresult"), ids
 
     def _with_content(self, message: Message) -> Message:
         content, wanted = message.get("content"), self.parts.get(message["role"])

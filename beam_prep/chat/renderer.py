@@ -57,7 +57,7 @@ class Renderer:
         compiled: the template.
         special_tokens: by their names in templates.
         tokens: patterns for all special tokens.
-        formed: messages -> (messages in the form that the template takes, number of changed arguments of calls).
+        formed: messages -> (messages in the form that the template takes, see `Forms.apply`).
         variables: `tools`, and other variables of the template.
     """
 
@@ -66,7 +66,7 @@ class Renderer:
         compiled: jinja2.Template,
         special_tokens: Mapping[str, str],
         tokens: Tokens,
-        formed: Callable[[Sequence[Message]], tuple[Sequence[Message], int]],
+        formed: Callable[[Sequence[Message]], tuple[Sequence[Message], dict[str, int]]],
         variables: Mapping[str, Any],
     ) -> None:
         self.special_tokens, self.tokens, self.formed = special_tokens, tokens, formed

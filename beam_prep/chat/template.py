@@ -131,7 +131,7 @@ class RenderedChat(NamedTuple):
         text: the rendering, as transformers gives it.
         turns: of all messages, in order.
         not_rendered: parts of messages and tools that the template did not write.
-        changed: number of arguments of calls that the template got in another form.
+        changed: counter -> number of calls of which the template got arguments, or the id, in another form.
         marked: the template's `{% generation %}` blocks are the spans of assistants.
         reasoned: number of messages whose reasoning the template wrote.
         said: the spans of the messages' own texts, in order.
@@ -140,7 +140,7 @@ class RenderedChat(NamedTuple):
     text: str
     turns: list[Turn]
     not_rendered: list[Lost]
-    changed: int = 0
+    changed: Mapping[str, int] = {}
     marked: bool = False
     reasoned: int = 0
     said: Sequence[SourceSpan] = ()
@@ -187,8 +187,8 @@ class ChatTemplate:
         """A renderer with these variables."""
         return Renderer(self.compiled, self.special_tokens, self.tokens, self.formed, variables)
 
-    def formed(self, messages: Sequence[Message]) -> tuple[Sequence[Message], int]:
-        """(the messages in the form that the template takes, number of changed arguments of calls)."""
+    def formed(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
+        """(the messages in the form that the template takes, see `Forms.apply`)."""
         return self.forms.apply([for_template(message) for message in messages])
 
     def render(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:

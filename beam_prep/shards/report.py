@@ -426,8 +426,9 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
             text += f"; not in `mask`, mask_default is {config.mask_default!r}"
         texts.append(text)
     texts, counters = _first(texts, _ROLES, "roles"), found.counters
-    if changed := counters.get("tool_arguments_changed"):
-        texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
+    for name, noun in (("tool_arguments_changed", "arguments"), ("tool_ids_changed", "ids")):
+        if changed := counters.get(name):
+            texts.append(f"{noun} of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
         texts.append(f"the chat template leaves the reasoning of {counted(less, 'message')} out of the history")
     if dropped := counters.get("rows_dropped"):

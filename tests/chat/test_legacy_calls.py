@@ -55,6 +55,37 @@ def test_calls_without_ids_get_them_where_the_template_wants_them_and_results_th
     assert "call0000" not in outcome(marked, [OLD[0], {"role": "assistant", "tool_calls": [call]}, *results])[0]
 
 
+KIMI = """{% for m in messages %}<|im_{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}
+<|call|>{{ c.id }} {{ c.function.arguments }}{% endfor %}{% if m.tool_call_id %}
+## {{ m.tool_call_id }}{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_assistant|>{% endif %}"""
+NAMED = KIMI.replace("{{ c.id }}", "{{ c.id }} {{ c.function.name }}")
+NINE = KIMI.replace(
+    "{{ c.id }}", "{{ c.id if c.id | length == 9 else raise_exception('nine!') }} {{ c.function.name }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "ids", "wanted"),
+    [
+        (KIMI, ["call_xYz", "call_aBc"], ["functions.get_tide:0", "functions.go:1"]),
+        (KIMI, ["functions.get_tide:7", "call_aBc"], ["functions.get_tide:7", "functions.go:1"]),
+        (NINE, ["call_xYz", "call_aBc"], ["call00001", "call00002"]),
+        (NINE, ["a1b2c3d4e", "call_aBc"], ["a1b2c3d4e", "call00002"]),
+        (NAMED, ["call_xYz", "call_aBc"], ["call_xYz", "call_aBc"]),
+    ],
+)
+def test_ids_that_a_template_refuses_are_replaced_in_call_and_result(
+    source: str, ids: list[str], wanted: list[str]
+) -> None:
+    functions = (CALL, {"name": "go", "arguments": '{"port": "Brest"}'})
+    calls = [{"id": own, "type": "function", "function": each} for own, each in zip(ids, functions, strict=True)]
+    results = [{"role": "tool", "tool_call_id": own, "content": "x"} for own in reversed(ids)]
+    asked = [OLD[0], {"role": "assistant", "content": "", "tool_calls": calls}, *results, OLD[3]]
+    text, _ = outcome(source, asked, controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
+    assert re.findall(r"<\|call\|>(\S+) ", text) == wanted
+    assert re.findall("## (.*?)<", text) == wanted[::-1]
+
+
 def test_a_template_that_reads_the_old_form_gets_it() -> None:
     source = CHATML.replace(
         "{{ m.content }}", "{{ m.content }}{% if m.function_call %}!{{ m.function_call }}{% endif %}"
