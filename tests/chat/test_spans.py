@@ -105,6 +105,19 @@ def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
     assert trained(template, talk("q", "a", "r", "b")) == ["a", "b"]
 
 
+@pytest.mark.parametrize("result", ["r", ""])
+def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_token_ends(result: str) -> None:
+    """As GLM: `</tool_call>` ends the call, and `<|tool|>` the turn."""
+    template = (
+        each("<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.name }}</call>{% endfor %}")
+        + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    controls = ("<|user|>", "<|assistant|>", "<|tool|>", "<call>", "</call>")
+    called = say("assistant", "", tool_calls=[{"name": "go"}])
+    messages = [*talk("q", "a", "s"), called, say("tool", result), called]
+    assert trained(template, messages, controls=controls) == ["a<|user|>", "<call>go</call><|tool|>", "<call>go</call>"]
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
