@@ -76,6 +76,7 @@ class Forms:
     Attributes:
         parts: role -> True: contents must be lists of parts; False: they must be strings; None: unchanged.
         objects: True: arguments of calls must be objects; False: strings; None: unchanged.
+        fills: True: calls must have a content, which OpenAI's API leaves null.
     """
 
     def __init__(self, shown: Shown, tool_arguments: ToolArguments = "auto") -> None:
@@ -88,7 +89,8 @@ class Forms:
             self.objects = self._takes_objects()
         elif tool_arguments != "as_is":
             self.objects = tool_arguments == "object"
-        self._any = self.objects is not None or any(form is not None for form in self.parts.values())
+        self.fills = self._needs_content()
+        self._any = self.fills or self.objects is not None or any(form is not None for form in self.parts.values())
         self._legacy: tuple[bool, bool, Callable[[str, int], str | None]] | None = None
 
     def _takes_parts(self, role: str) -> bool | None:
@@ -128,6 +130,12 @@ class Forms:
         strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
         return None if objects == strings else objects
 
+    def _needs_content(self) -> bool:
+        asked = self._with_content({"role": "user", "content": "sentinel"})
+        bare = {"role": "assistant", "tool_calls": [call("sentinelname", "{}" if self.objects is False else {})]}
+        filled = self._with_content({"content": "", **bare})
+        return not self._shown([asked, bare]) and "sentinelname" in self._shown([asked, filled])
+
     def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], int]:
         """(the messages in the forms that the template takes, number of changed arguments).
 
@@ -140,8 +148,10 @@ class Forms:
             return messages, 0
         made, changed = [], 0
         for place, message in enumerate(messages):
-            message = self._with_content(message)
             calls = message.get("tool_calls")
+            if calls and self.fills and message.get("content") is None:
+                message = {"content": "", **message}
+            message = self._with_content(message)
             if calls and self.objects is not None and isinstance(calls, list):
                 done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]
                 changed += sum(one is not other for one, other in zip(done, calls, strict=True))
