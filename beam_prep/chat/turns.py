@@ -704,7 +704,8 @@ class Turns:
         shown, text = places(cut, (index,)).get(index), self._trace.text
         own, pieces = text[place.begin : place.end], shown.pieces if shown else ()
         # Reasoning that the history leaves out may stand before the text, and hold it.
-        begins = [*(piece.begin for piece in pieces), *(each.begin for each in cut.segments if each.index == index)]
+        segments = [each for each in cut.segments if each.index == index]
+        begins = [each.begin for each in (*pieces, *segments)] + [each.end - len(own) for each in segments]
         begins = sorted(begin for begin in begins if cut.text.startswith(own, begin))
         if pieces and begins:
             ours = text[place.begin : place.before]
