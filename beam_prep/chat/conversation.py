@@ -94,7 +94,7 @@ class Conversations:
         replayed = self._template.replay(chat.messages, **chat.variables) if replays else None
         if replayed is not None and not self.compares:
             rendered = replayed
-            self._count_marks(rendered)
+            self._count(rendered, chat.messages)
         else:
             rendered = self._rendered(chat)
             if replayed is not None:
@@ -180,7 +180,8 @@ class Conversations:
             self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
         except Reject as reject:
             empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
-            lacks = f" (message {empty[0]} has no content)" if empty else ""
+            keys = ", ".join(map(repr, chat.messages[empty[0]])) if empty else ""
+            lacks = f" (message {empty[0]} has no content; its keys: {keys})" if empty else ""
             raise Reject(reject.reason, f"field {fields!r}{lacks}: {reject.message}") from None
         if first:
             rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
@@ -200,7 +201,7 @@ class Conversations:
                     f'({chat.messages[index]["role"]}): wanted a template that does ("chat_template" in "input"); '
                     '"not_rendered": "keep" in "input" keeps the rest of the record',
                 )
-        self._count_marks(rendered)
+        self._count(rendered, chat.messages[first:])
         if texts:
             self.counted["texts_not_written"] += len(texts)
         for name, count in (("tool_arguments_changed", rendered.changed), ("reasoning_written", rendered.reasoned)):
@@ -213,8 +214,12 @@ class Conversations:
         self.made["conversations_compared"] += 1
         self.made[DIFFERENT] += self._template.differs(rendered, chat.messages, **chat.variables)
 
-    def _count_marks(self, rendered: RenderedChat) -> None:
-        """Counts turns whose `{% generation %}` marks leave out their end, or include their header."""
+    def _count(self, rendered: RenderedChat, messages: Sequence[Message]) -> None:
+        """Counts turns whose marks leave out their end, or include their header; and reasoning within contents."""
+        for message in messages:
+            reasoning = message["content"][:inline] if (inline := inline_reasoning(message)) else ""
+            if words := _AROUND_INLINE.sub("", reasoning):
+                self.counted["reasoning_written" if words in rendered.text else "reasoning_not_written"] += 1
         for turn in rendered.turns if rendered.marked else ():
             if turn.spans and turn.rule:
                 if rendered.text[turn.spans[-1][1] : turn.rule[-1][1]].strip():
@@ -336,6 +341,7 @@ CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 
 _INLINE = re.compile(r"\s*(?:<think>)?.*?</think>\n*", re.DOTALL)
 """Reasoning at the beginning of a content. The generation prompt may hold its first tag (DeepSeek-R1)."""
+_AROUND_INLINE = re.compile(r"\A\s*(?:<think>)?\s*|\s*</think>\n*\Z")
 _INLINE_END, _BLANKS = re.compile(r"</think>\n*"), re.compile(r"\s*")
 
 
