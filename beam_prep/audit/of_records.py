@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_prep.chat.chat_format import guard_of
+from beam_prep.chat.messages import has_words
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import ADVICE
 from beam_prep.hints import counted
@@ -195,6 +196,8 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         texts = {name: texts_in(record[name]) for name in record if name.lower() in known and name not in read}
         told = squeezed("\n".join(text for name in read for text in texts_in(record.get(name))))
         for name, own in texts.items():
+            if name in REASONING_FIELDS and record[name] in ("on", "off"):
+                continue  # Nemotron's mode
             if all(squeezed(text) in told for text in own):
                 continue  # for instance UltraChat, whose `prompt` repeats the first message
             hits = found.setdefault(name, Hits(sample))
@@ -205,8 +208,9 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         mend = f'a section of its own: {{"field": {json.dumps(name)}, "action": "mask"}} (or "train"); or take it out'
         if name in ("tools", "functions"):
             mend = 'give "template": "conversation" to the section of the messages; the field must be called \'tools\''
-        elif name.startswith("system") and sample.conversations:
-            mend = 'put it into the messages, as the first one: {"role": "system", "content": ...}'
+        elif sample.conversations:  # a section of text cannot stand beside them
+            mend = 'put it into the messages, as the first one: {"role": "system", "content": ...}, or as '
+            mend += '"reasoning_content" of the answer; or take it out'
         yield from hits.finding("field_not_read", says, mend, _RARE)
 
 
@@ -255,12 +259,16 @@ SAID = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
 
 def empty_turns(sample: Sample) -> Iterator[Finding]:
-    """Empty messages: no text, no reasoning, no tool call. A system message may be empty: Nemotron's data have many."""
+    """Empty messages: no text, no reasoning, no tool call, nothing under the keys of another API.
+
+    A system message may be empty: Nemotron's data have many. So may the result of a tool.
+    """
     hits, roles = Hits(sample, "messages"), Counter[str]()
     for chat, place, message in messages_of(sample):
         role = message.get("role")
-        said = text_of(message).strip() or any(map(message.get, SAID[1:]))
-        if isinstance(role, str) and role != "system" and not said:
+        said = has_words(message.get("content")) or any(map(message.get, SAID[1:]))
+        said = said or ("content" not in message and len(texts_in(message)) > 1)
+        if isinstance(role, str) and role not in ("system", "tool", "function") and not said:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({role}) is empty")
             roles[role] += 1
     told = ", ".join(f"{count:,} of {role!r}" for role, count in roles.most_common(4))
