@@ -217,8 +217,8 @@ class Conversations:
     def _count(self, rendered: RenderedChat, messages: Sequence[Message]) -> None:
         """Counts turns whose marks leave out their end, or include their header; and reasoning within contents."""
         for message in messages:
-            reasoning = message["content"][:inline] if (inline := inline_reasoning(message)) else ""
-            if words := _AROUND_INLINE.sub("", reasoning):
+            inline = message["content"][:found].strip() if (found := inline_reasoning(message)) else ""
+            if words := inline.removeprefix("<think>").removesuffix("</think>").strip():
                 self.counted["reasoning_written" if words in rendered.text else "reasoning_not_written"] += 1
         for turn in rendered.turns if rendered.marked else ():
             if turn.spans and turn.rule:
@@ -341,7 +341,6 @@ CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 
 _INLINE = re.compile(r"\s*(?:<think>)?.*?</think>\n*", re.DOTALL)
 """Reasoning at the beginning of a content. The generation prompt may hold its first tag (DeepSeek-R1)."""
-_AROUND_INLINE = re.compile(r"\A\s*(?:<think>)?\s*|\s*</think>\n*\Z")
 _INLINE_END, _BLANKS = re.compile(r"</think>\n*"), re.compile(r"\s*")
 
 
