@@ -430,7 +430,7 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
         texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
         left = f"the chat template leaves the reasoning of {counted(less, 'message')} out of the history"
-        texts.append(f'{left}: "turns": "auto" in "input" trains it')
+        texts.append(f'{left} (with "turns": "auto" in "input", each trained turn has its own)')
     if dropped := counters.get("rows_dropped"):
         texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
     if found.cut:
