@@ -196,10 +196,8 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         texts = {name: texts_in(record[name]) for name in record if name.lower() in known and name not in read}
         told = squeezed("\n".join(text for name in read for text in texts_in(record.get(name))))
         for name, own in texts.items():
-            if name in REASONING_FIELDS and record[name] in ("on", "off"):
-                continue  # Nemotron's mode
-            if all(squeezed(text) in told for text in own):
-                continue  # for instance UltraChat, whose `prompt` repeats the first message
+            if all(squeezed(text) in told or text in ("on", "off") for text in own):
+                continue  # for instance UltraChat, whose `prompt` repeats the first message, and Nemotron's `reasoning`
             hits = found.setdefault(name, Hits(sample))
             size = sample.tokens_in("".join(own))
             hits.add(part, line, f"{name}: {_short(record[name])}", size)
@@ -209,8 +207,7 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         if name in ("tools", "functions"):
             mend = 'give "template": "conversation" to the section of the messages; the field must be called \'tools\''
         elif sample.conversations:  # a section of text cannot stand beside them
-            mend = 'put it into the messages, as the first one: {"role": "system", "content": ...}, or as '
-            mend += '"reasoning_content" of the answer; or take it out'
+            mend = 'put it into messages ({"role": "system", "content": ...}; "reasoning_content"), or take it out'
         yield from hits.finding("field_not_read", says, mend, _RARE)
 
 
@@ -259,10 +256,7 @@ SAID = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
 
 def empty_turns(sample: Sample) -> Iterator[Finding]:
-    """Empty messages: no text, no reasoning, no tool call, nothing under the keys of another API.
-
-    A system message may be empty: Nemotron's data have many. So may the result of a tool.
-    """
+    """Empty messages: no text, reasoning or call. Those of the system (Nemotron) and results of tools may be empty."""
     hits, roles = Hits(sample, "messages"), Counter[str]()
     for chat, place, message in messages_of(sample):
         role = message.get("role")

@@ -180,8 +180,7 @@ class Conversations:
             self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
         except Reject as reject:
             empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
-            keys = ", ".join(map(repr, chat.messages[empty[0]])) if empty else ""
-            lacks = f" (message {empty[0]} has no content; its keys: {keys})" if empty else ""
+            lacks = f" (message {empty[0]} has no content; its keys: {[*chat.messages[empty[0]]]})" if empty else ""
             raise Reject(reject.reason, f"field {fields!r}{lacks}: {reject.message}") from None
         if first:
             rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])

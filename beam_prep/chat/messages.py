@@ -57,6 +57,7 @@ def _function_of(given: dict[str, Any]) -> dict[str, Any]:
     return function if isinstance(function, dict) else {"name": function, **given}
 
 
+_VALUE = {"sentinelkey": "sentinelvalue"}
 _IDS: tuple[Callable[[str, int], str | None], ...] = (
     lambda name, place: None,
     lambda name, place: f"call{place + 1:05}",
@@ -116,25 +117,19 @@ class Forms:
             return None if takes_parts else False
         return True if takes_parts else None
 
-    def _takes_objects(self) -> bool | None:
-        def probed(arguments: Any) -> str:
-            asked: list[Message] = [
-                {"role": "user", "content": "sentinel"},
-                {"role": "assistant", "content": "", "tool_calls": [call("find", arguments)]},
-            ]
-            return self._shown([self._with_content(message) for message in asked])
+    def _shown_call(self, arguments: Any, **content: str) -> str:
+        bare: Message = {"role": "assistant", **content, "tool_calls": [call("find", arguments)]}
+        return self._shown([self._with_content(message) for message in ({"role": "user", "content": "sentinel"}, bare)])
 
-        value = {"sentinelkey": "sentinelvalue"}
-        as_object, as_string = probed(value), probed(json.dumps(value))
+    def _takes_objects(self) -> bool | None:
+        as_object, as_string = (self._shown_call(value, content="") for value in (_VALUE, json.dumps(_VALUE)))
         objects = "sentinelvalue" in as_object and "'sentinelkey'" not in as_object
         strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
         return None if objects == strings else objects
 
     def _needs_content(self) -> bool:
-        asked = self._with_content({"role": "user", "content": "sentinel"})
-        bare = {"role": "assistant", "tool_calls": [call("sentinelname", "{}" if self.objects is False else {})]}
-        filled = self._with_content({"content": "", **bare})
-        return not self._shown([asked, bare]) and "sentinelname" in self._shown([asked, filled])
+        value: Any = json.dumps(_VALUE) if self.objects is False else _VALUE
+        return not self._shown_call(value) and "sentinelvalue" in self._shown_call(value, content="")
 
     def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], int]:
         """(the messages in the forms that the template takes, number of changed arguments).
@@ -199,12 +194,11 @@ class Forms:
             shown = self._shown([self._with_content(message) for message in asked])
             return all(word in shown for word in wanted)
 
-        value: Any = {"sentinelkey": "sentinelvalue"}
-        value = json.dumps(value) if self.objects is False else value
+        value: Any = json.dumps(_VALUE) if self.objects is False else _VALUE
         user: Message = {"role": "user", "content": "sentinel"}
         calling: Message = {"role": "assistant", "content": ""}
         function = {"name": "sentinelname", "arguments": value}
-        old = {**calling, "function_call": {**function, "arguments": json.dumps({"sentinelkey": "sentinelvalue"})}}
+        old = {**calling, "function_call": {**function, "arguments": json.dumps(_VALUE)}}
         words = ("sentinelname", "sentinelvalue")
 
         def called(id_of: Callable[[str, int], str | None]) -> tuple[Message, Message]:

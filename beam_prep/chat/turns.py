@@ -705,7 +705,8 @@ class Turns:
         own, pieces = text[place.begin : place.end], shown.pieces if shown else ()
         # Reasoning that the history leaves out may stand before the text, and hold it.
         segments = [each for each in cut.segments if each.index == index]
-        begins = [each.begin for each in (*pieces, *segments)] + [each.end - len(own) for each in segments]
+        begins = [*(each.begin for each in pieces), *(each.begin for each in segments)]
+        begins += [max(each.end - len(own), 0) for each in segments if own]
         begins = sorted(begin for begin in begins if cut.text.startswith(own, begin))
         if pieces and begins:
             ours = text[place.begin : place.before]

@@ -237,11 +237,9 @@ class ShareGPT:
         return result
 
     def _mapping(self) -> Mapping[str, str] | None:
-        if self.roles is None:
-            return ROLES
-        if self.roles == "keep" or not self.roles:
+        if self.roles == "keep" or self.roles == {}:
             return None
-        return {**ROLES, **self.roles}
+        return {**ROLES, **(self.roles or {})}
 
 
 def _listed(value: Any) -> Any:
