@@ -364,8 +364,7 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 def _completion(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
     prompt, answer = shape.fields
-    lists = (value for record in records if isinstance(value := record.get(answer), list))
-    roles = Counter(message["role"] for messages in lists for message in messages)
+    roles = Counter(each["role"] for record in records if type(record.get(answer)) is list for each in record[answer])
     # The action `train` would train the results of tools among them.
     _chat(made, answer, roles, tokenizer)
     if roles.keys() <= {"assistant"}:

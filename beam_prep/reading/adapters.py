@@ -312,7 +312,6 @@ class Alpaca:
     The user's text is the instruction, the separator (one line end) and the input. If one of them is absent, null or
     blank, it is the other one alone. `system` (a text) and `history` (a list of [question, answer]) become messages
     before it. A prompt that is a text has no place for them, so such records are rejected.
-
     Beside `tools`, an answer that is JSON with `name` and `arguments` (or a list of such objects) becomes `tool_calls`.
 
     Attributes:
