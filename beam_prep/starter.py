@@ -364,9 +364,12 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 def _completion(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
     prompt, answer = shape.fields
-    made.input["sections"] = [_section(prompt, "mask"), _section(answer, "train")]
-    _template(made, tokenizer)
-    made.output["columns"] = "labels"
+    roles = Counter(each["role"] for record in records if type(record.get(answer)) is list for each in record[answer])
+    # The action `train` would train the results of tools among them.
+    _chat(made, answer, roles, tokenizer)
+    if roles.keys() <= {"assistant"}:
+        made.input["sections"], made.mask = [_section(answer, "train")], {}
+    made.input["sections"].insert(0, _section(prompt, "mask"))
 
 
 def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:

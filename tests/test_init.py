@@ -94,6 +94,18 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             ]
         },
     ),
+    "messages of a prompt, and the answers of an agent among the results of its tools": (
+        {
+            "prompt": says(user="Where is {n}?"),
+            "completion": [*says(assistant="I look."), *says(tool="{n}"), *says(assistant="At {n}.")],
+        },
+        {
+            "sections": [
+                {"field": "prompt", "action": "mask", "template": "conversation"},
+                {"field": "completion", "action": "$role", "template": "conversation"},
+            ]
+        },
+    ),
     "ShareGPT with other speakers": (
         {"conversations": items(human="Where is {n}?", bing="At {n}.")},
         {

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_prep.chat.chat_format import guard_of
+from beam_prep.chat.messages import has_words
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import ADVICE
 from beam_prep.hints import counted
@@ -195,8 +196,8 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         texts = {name: texts_in(record[name]) for name in record if name.lower() in known and name not in read}
         told = squeezed("\n".join(text for name in read for text in texts_in(record.get(name))))
         for name, own in texts.items():
-            if all(squeezed(text) in told for text in own):
-                continue  # for instance UltraChat, whose `prompt` repeats the first message
+            if all(squeezed(text) in told or text in ("on", "off") for text in own):
+                continue  # for instance UltraChat, whose `prompt` repeats the first message, and Nemotron's `reasoning`
             hits = found.setdefault(name, Hits(sample))
             size = sample.tokens_in("".join(own))
             hits.add(part, line, f"{name}: {_short(record[name])}", size)
@@ -205,8 +206,8 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         mend = f'a section of its own: {{"field": {json.dumps(name)}, "action": "mask"}} (or "train"); or take it out'
         if name in ("tools", "functions"):
             mend = 'give "template": "conversation" to the section of the messages; the field must be called \'tools\''
-        elif name.startswith("system") and sample.conversations:
-            mend = 'put it into the messages, as the first one: {"role": "system", "content": ...}'
+        elif sample.conversations:  # a section of text cannot stand beside them
+            mend = 'put it into messages ({"role": "system", "content": ...}; "reasoning_content"), or take it out'
         yield from hits.finding("field_not_read", says, mend, _RARE)
 
 
@@ -255,12 +256,13 @@ SAID = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
 
 def empty_turns(sample: Sample) -> Iterator[Finding]:
-    """Empty messages: no text, no reasoning, no tool call. A system message may be empty: Nemotron's data have many."""
+    """Empty messages: no text, reasoning or call. Those of the system (Nemotron) and results of tools may be empty."""
     hits, roles = Hits(sample, "messages"), Counter[str]()
     for chat, place, message in messages_of(sample):
         role = message.get("role")
-        said = text_of(message).strip() or any(map(message.get, SAID[1:]))
-        if isinstance(role, str) and role != "system" and not said:
+        said = has_words(message.get("content")) or any(map(message.get, SAID[1:]))
+        said = said or ("content" not in message and len(texts_in(message)) > 1)
+        if isinstance(role, str) and role not in ("system", "tool", "function") and not said:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({role}) is empty")
             roles[role] += 1
     told = ", ".join(f"{count:,} of {role!r}" for role, count in roles.most_common(4))

@@ -94,7 +94,7 @@ class Conversations:
         replayed = self._template.replay(chat.messages, **chat.variables) if replays else None
         if replayed is not None and not self.compares:
             rendered = replayed
-            self._count_marks(rendered)
+            self._count(rendered, chat.messages)
         else:
             rendered = self._rendered(chat)
             if replayed is not None:
@@ -180,7 +180,7 @@ class Conversations:
             self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
         except Reject as reject:
             empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
-            lacks = f" (message {empty[0]} has no content)" if empty else ""
+            lacks = f" (message {empty[0]} has no content; its keys: {[*chat.messages[empty[0]]]})" if empty else ""
             raise Reject(reject.reason, f"field {fields!r}{lacks}: {reject.message}") from None
         if first:
             rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
@@ -200,7 +200,7 @@ class Conversations:
                     f'({chat.messages[index]["role"]}): wanted a template that does ("chat_template" in "input"); '
                     '"not_rendered": "keep" in "input" keeps the rest of the record',
                 )
-        self._count_marks(rendered)
+        self._count(rendered, chat.messages[first:])
         if texts:
             self.counted["texts_not_written"] += len(texts)
         for name, count in (*rendered.changed.items(), ("reasoning_written", rendered.reasoned)):
@@ -213,8 +213,12 @@ class Conversations:
         self.made["conversations_compared"] += 1
         self.made[DIFFERENT] += self._template.differs(rendered, chat.messages, **chat.variables)
 
-    def _count_marks(self, rendered: RenderedChat) -> None:
-        """Counts turns whose `{% generation %}` marks leave out their end, or include their header."""
+    def _count(self, rendered: RenderedChat, messages: Sequence[Message]) -> None:
+        """Counts turns whose marks leave out their end, or include their header; and reasoning within contents."""
+        for message in messages:
+            inline = message["content"][:found].strip() if (found := inline_reasoning(message)) else ""
+            if words := inline.removeprefix("<think>").removesuffix("</think>").strip():
+                self.counted["reasoning_written" if words in rendered.text else "reasoning_not_written"] += 1
         for turn in rendered.turns if rendered.marked else ():
             if turn.spans and turn.rule:
                 if rendered.text[turn.spans[-1][1] : turn.rule[-1][1]].strip():

@@ -69,6 +69,7 @@ class _Ids(NamedTuple):
     fits: Callable[[str, str], bool] | None
 
 
+_VALUE = {"sentinelkey": "sentinelvalue"}
 _IDS = (
     _Ids(lambda name, place: None, None),
     # Without nine letters and digits Mistral's templates raise.
@@ -88,6 +89,7 @@ class Forms:
     Attributes:
         parts: role -> True: contents must be lists of parts; False: they must be strings; None: unchanged.
         objects: True: arguments of calls must be objects; False: strings; None: unchanged.
+        fills: True: calls must have a content, which OpenAI's API leaves null.
     """
 
     def __init__(self, shown: Shown, tool_arguments: ToolArguments = "auto") -> None:
@@ -100,7 +102,8 @@ class Forms:
             self.objects = self._takes_objects()
         elif tool_arguments != "as_is":
             self.objects = tool_arguments == "object"
-        self._any = self.objects is not None or any(form is not None for form in self.parts.values())
+        self.fills = self._needs_content()
+        self._any = self.fills or self.objects is not None or any(form is not None for form in self.parts.values())
         self._takes_calls, self._takes_results, self._ids = self._legacy_forms()
 
     def _takes_parts(self, role: str) -> bool | None:
@@ -126,19 +129,19 @@ class Forms:
             return None if takes_parts else False
         return True if takes_parts else None
 
-    def _takes_objects(self) -> bool | None:
-        def probed(arguments: Any) -> str:
-            asked: list[Message] = [
-                {"role": "user", "content": "sentinel"},
-                {"role": "assistant", "content": "", "tool_calls": [call("find", arguments)]},
-            ]
-            return self._shown([self._with_content(message) for message in asked])
+    def _shown_call(self, arguments: Any, **content: str) -> str:
+        bare: Message = {"role": "assistant", **content, "tool_calls": [call("find", arguments)]}
+        return self._shown([self._with_content(message) for message in ({"role": "user", "content": "sentinel"}, bare)])
 
-        value = {"sentinelkey": "sentinelvalue"}
-        as_object, as_string = probed(value), probed(json.dumps(value))
+    def _takes_objects(self) -> bool | None:
+        as_object, as_string = (self._shown_call(value, content="") for value in (_VALUE, json.dumps(_VALUE)))
         objects = "sentinelvalue" in as_object and "'sentinelkey'" not in as_object
         strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
         return None if objects == strings else objects
+
+    def _needs_content(self) -> bool:
+        value: Any = json.dumps(_VALUE) if self.objects is False else _VALUE
+        return not self._shown_call(value) and "sentinelvalue" in self._shown_call(value, content="")
 
     def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
         """(the messages in the forms that the template takes, name -> number of changed arguments and ids).
@@ -154,8 +157,10 @@ class Forms:
             return messages, changed
         made, arguments = [], 0
         for place, message in enumerate(messages):
-            message = self._with_content(message)
             calls = message.get("tool_calls")
+            if calls and self.fills and message.get("content") is None:
+                message = {"content": "", **message}
+            message = self._with_content(message)
             if calls and self.objects is not None and isinstance(calls, list):
                 done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]
                 arguments += sum(one is not other for one, other in zip(done, calls, strict=True))
@@ -208,12 +213,11 @@ class Forms:
             shown = self._shown([self._with_content(message) for message in asked])
             return all(word in shown for word in wanted)
 
-        value: Any = {"sentinelkey": "sentinelvalue"}
-        value = json.dumps(value) if self.objects is False else value
+        value: Any = json.dumps(_VALUE) if self.objects is False else _VALUE
         user: Message = {"role": "user", "content": "sentinel"}
         calling: Message = {"role": "assistant", "content": ""}
         function = {"name": "sentinelname", "arguments": value}
-        old = {**calling, "function_call": {**function, "arguments": json.dumps({"sentinelkey": "sentinelvalue"})}}
+        old = {**calling, "function_call": {**function, "arguments": json.dumps(_VALUE)}}
         words = ("sentinelname", "sentinelvalue")
 
         def called(own: str | None) -> tuple[Message, Message]:

@@ -630,7 +630,10 @@ class Turns:
             own_words = tokens.special.sub("", tail[:end])
             if not (facts.prompts or calls) and _SEVERAL_WORDS.search(own_words):  # the model may not write them
                 raise Refused("turn_end", f"the template writes words before the end of the turn: {own_words[:40]!r}")
-            return at + end
+            at += end
+            if not calls or plain != "":
+                return at
+            # No token ends a plain answer, so these end the call alone: what ends a plain answer ends the turn.
         if behind is not None and behind.begin == stop:
             raise Refused("turn_end", f"before its end stands {behind}: {text[behind.begin : behind.end][:40]!r}")
         openings = list(tokens.special.finditer(text, at, stop))
@@ -640,7 +643,7 @@ class Turns:
         if facts.plain_end:
             if text.startswith(facts.plain_end, head, place.before):
                 return head + len(facts.plain_end)
-        elif not openings and following and following.end > following.begin:
+        elif not openings and following and (calls or following.end > following.begin):
             token = tokens.special.match(text, head, place.before)
             known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
             if token is not None and not known and self._messages[index + 1]["role"] != "assistant":
@@ -701,7 +704,9 @@ class Turns:
         shown, text = places(cut, (index,)).get(index), self._trace.text
         own, pieces = text[place.begin : place.end], shown.pieces if shown else ()
         # Reasoning that the history leaves out may stand before the text, and hold it.
-        begins = [*(piece.begin for piece in pieces), *(each.begin for each in cut.segments if each.index == index)]
+        segments = [each for each in cut.segments if each.index == index]
+        begins = [*(each.begin for each in pieces), *(each.begin for each in segments)]
+        begins += [max(each.end - len(own), 0) for each in segments if own]
         begins = sorted(begin for begin in begins if cut.text.startswith(own, begin))
         if pieces and begins:
             ours = text[place.begin : place.before]

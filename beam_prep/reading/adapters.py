@@ -237,11 +237,9 @@ class ShareGPT:
         return result
 
     def _mapping(self) -> Mapping[str, str] | None:
-        if self.roles is None:
-            return ROLES
-        if self.roles == "keep" or not self.roles:
+        if self.roles == "keep" or self.roles == {}:
             return None
-        return {**ROLES, **self.roles}
+        return {**ROLES, **(self.roles or {})}
 
 
 def _listed(value: Any) -> Any:
@@ -314,6 +312,7 @@ class Alpaca:
     The user's text is the instruction, the separator (one line end) and the input. If one of them is absent, null or
     blank, it is the other one alone. `system` (a text) and `history` (a list of [question, answer]) become messages
     before it. A prompt that is a text has no place for them, so such records are rejected.
+    Beside `tools`, an answer that is JSON with `name` and `arguments` (or a list of such objects) becomes `tool_calls`.
 
     Attributes:
         to: "messages", "prompt_completion" or "preference".
@@ -360,7 +359,9 @@ class Alpaca:
         result = {name: value for name, value in record.items() if name not in fields}
         if self.to == "messages":
             _check_free(result, "messages", self.instruction)
-            result["messages"] = [*head, *turns, _says("user", question), _says("assistant", answer)]
+            calls = _calls(answer) if record.get("tools") else None  # xLAM, APIGen
+            answered = _says("assistant", "") | {"tool_calls": calls} if calls else _says("assistant", answer)
+            result["messages"] = [*head, *turns, _says("user", question), answered]
             return result
         if turns or (system and system.strip()):
             extra = self.history if turns else self.system

@@ -46,6 +46,16 @@ def prepared(source: str, messages: list[dict[str, Any]], tool_arguments: Any = 
 
 
 @pytest.mark.parametrize(
+    "source", [TAKES["objects, as JSON"], TAKES["objects, as JSON"].replace("content or", "content +")]
+)
+def test_calls_without_a_content_are_written_as_with_an_empty_one(source: str) -> None:
+    """Even if the template raises without a content, as Qwen3's."""
+    absent = [ASKED, {key: value for key, value in called({})[1].items() if key != "content"}]
+    assert prepared(source, called({}, None)) == prepared(source, absent) == prepared(source, called({}))
+    assert prepared(source, called({}))[0].endswith("assistant\ngo {}<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
     ("takes", "given", "form", "written", "changed"),
     [
         ("objects, as JSON", "object", "auto", AS_JSON, 0),

@@ -21,6 +21,7 @@ THOUGHT = "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_conten
 CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' }}{{ c.function.arguments | tojson }}{% endfor %}"
 WHOLE = HEAD + THOUGHT + "{{ m.content or '' }}" + CALLS + END + PROMPT
 ASKED, ANSWERED = say("user", "How far?"), say("assistant", "Not far.")
+INLINE = say("assistant", "<think>so</think>Not far.")
 CALLED = say("assistant", "Look:", tool_calls=[CALL])
 THOUGHT_OF = say("assistant", "Not far.", reasoning_content="so")
 
@@ -57,6 +58,7 @@ SAYS = "the chat template does not write the {} of 'messages[{}]' ({}): wanted a
 CALLS_ALONE = WHOLE.replace("m.content or ''", "'' if m.tool_calls else m.content")
 PARTS = [{"type": "text", "text": text} for text in ("Not", " far")]
 FIRST_PART = WHOLE.replace("m.content or ''", "m.content if m.content is string else m.content[0].text")
+WITHOUT_INLINE = WHOLE.replace("m.content or ''", "m.content.split('</think>')[-1]")
 NO_TOOLS = without("{{ tools | tojson if tools else '' }}")
 FLAT = WHOLE.replace(
     CALLS, "{% for c in m.tool_calls or [] %}{{ c.name }}{{ c.arguments }}{{ c.function }}{% endfor %}"
@@ -128,6 +130,8 @@ def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
         (without(THOUGHT), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_not_written"),
         (WHOLE, {"messages": [ASKED, THOUGHT_OF]}, "reasoning_written"),
         (WHOLE.replace("reasoning_content", "reasoning"), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_written"),
+        (WHOLE, {"messages": [ASKED, INLINE]}, "reasoning_written"),
+        (WITHOUT_INLINE, {"messages": [ASKED, INLINE]}, "reasoning_not_written"),
     ],
 )  # fmt: skip
 def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], counted: str | None) -> None:

@@ -85,6 +85,16 @@ def test_what_is_trained_of_an_answer(turn: str, prompt: str, wanted: str) -> No
         assert len(trained(source, [*messages, *messages], controls=(*CONTROLS, "<|im_sys|>"))) == 2
 
 
+def test_an_answer_without_its_reasoning_ends_where_it_does_with_it() -> None:
+    template = (
+        "{% set made = namespace(turns=[]) %}{% for m in messages %}"
+        "{% set said = m.content if loop.last else m.content.split('</think>')[-1] %}"
+        "{% set made.turns = made.turns + ['<|im_start|>' ~ m.role ~ '\n' ~ said ~ '<|im_end|>'] %}{% endfor %}"
+        "{{ made.turns | join('\n') ~ '\n' }}" + PROMPT
+    )
+    assert trained(template, talk("q", "<think>a 4</think>4", "r", "b")) == ["4<|im_end|>", "b<|im_end|>"]
+
+
 def test_a_prompt_that_history_changes_is_not_known_where_it_cannot_be_rendered() -> None:
     source = "{% if messages[-1].role == 'user' %}{{ raise_exception('no answer') }}{% endif %}" + CHATML
     source = source.replace("m.content", "'<note>' + m.content").replace("assistant\n'", "assistant\n<think>\n'")
@@ -103,6 +113,19 @@ def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
         "{% if not loop.last %}{{ '<|im_start|>' }}{% endif %}{% endfor %}" + PROMPT
     )
     assert trained(template, talk("q", "a", "r", "b")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("result", ["r", ""])
+def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_token_ends(result: str) -> None:
+    """As GLM: `</tool_call>` ends the call, and `<|tool|>` the turn."""
+    template = (
+        each("<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.name }}</call>{% endfor %}")
+        + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    controls = ("<|user|>", "<|assistant|>", "<|tool|>", "<call>", "</call>")
+    called = say("assistant", "", tool_calls=[{"name": "go"}])
+    messages = [*talk("q", "a", "s"), called, say("tool", result), called]
+    assert trained(template, messages, controls=controls) == ["a<|user|>", "<call>go</call><|tool|>", "<call>go</call>"]
 
 
 @pytest.mark.parametrize("question", ["", "r"])

@@ -141,6 +141,15 @@ class TestAlpaca:
             "messages": says(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
         }
 
+    def test_an_answer_of_calls_beside_tools(self) -> None:
+        calls = [{"name": "f", "arguments": {"n": 1}}, {"name": "g", "arguments": {}}]
+        row = {"instruction": "x", "output": json.dumps(calls), "tools": "[...]"}
+        found = adapter("alpaca")(row)["messages"][-1]
+        assert [call["function"] for call in found["tool_calls"]] == calls
+        assert found["content"] == ""
+        for kept in ({**row, "tools": ""}, {**row, "output": "[]"}, {**row, "output": "f(1)"}):
+            assert adapter("alpaca")(kept)["messages"][-1] == {"role": "assistant", "content": kept["output"]}
+
     def test_prompt_completion(self) -> None:
         adapt = adapter("alpaca", to="prompt_completion", separator="\n\n")
         row = {"instruction": "Add.", "input": "2 3", "output": "5", "system": "", "history": [], "n": 1}
