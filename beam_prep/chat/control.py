@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from beam_prep.chat.messages import Message, text_of_part
 from beam_prep.chat.origins import CONTENT
@@ -22,9 +22,6 @@ from beam_prep.chat.renderer import any_of
 from beam_prep.chat.trace import SourceSpan
 from beam_prep.data.block import Reject
 from beam_prep.tokens.tokenizer import AddedToken, Tokenizer
-
-if TYPE_CHECKING:
-    import tokenizers
 
 Rule = Literal["keep", "escape", "reject"]
 
@@ -121,18 +118,18 @@ def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Sea
     normaliser = None if tokenizer is None else tokenizer.inside.normalizer
     if tokenizer is None or normaliser is None:
         return Search(re.compile(any_of(texts)))
-    looked_for = (each for each in tokenizer.added if each.content in texts)
-    found = (each.content for each in looked_for if each.normalized or _of_the_model(each, tokenizer.inside))
-    behind = {*map(normaliser.normalize_str, found)} - {""}
+    looked_for = [each.content for each in tokenizer.added if each.content in texts and _is_behind(each, tokenizer)]
+    behind = {*map(normaliser.normalize_str, looked_for)} - {""}
     normal = re.compile(any_of(behind)) if behind else None
     return Search(re.compile(any_of(texts)), normal, normaliser.normalize_str)
 
 
-def _of_the_model(token: AddedToken, rust: "tokenizers.Tokenizer") -> bool:
-    """True if the model itself makes the token of its text, as Unigram does of a token in its vocabulary (T5)."""
+def _is_behind(token: AddedToken, tokenizer: Tokenizer) -> bool:
+    """True if normalised text may become a token: it is matched there, or the model has it, as Unigram (T5) has."""
+    rust = tokenizer.inside
     text = rust.normalizer.normalize_str(token.content)
     words = [text] if rust.pre_tokenizer is None else [word for word, _ in rust.pre_tokenizer.pre_tokenize_str(text)]
-    return any(piece.id == token.id for word in words for piece in rust.model.tokenize(word))
+    return token.normalized or any(piece.id == token.id for word in words for piece in rust.model.tokenize(word))
 
 
 @dataclass(frozen=True, slots=True)
