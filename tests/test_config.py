@@ -311,6 +311,9 @@ def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path
     given["input"]["chat_template"] = "nowhere.jinja"
     with pytest.raises(ConfigError, match=r"nowhere\.jinja"):
         load(given)
+    given["input"]["chat_template"] = "tokenizer/chat_template.json"
+    with pytest.raises(ConfigError, match=r"is JSON, .+ wanted the template alone: save the text of its key"):
+        load(given)
 
 
 def test_a_config_of_others_reads_no_file_outside_its_folder() -> None:

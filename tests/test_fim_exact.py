@@ -133,6 +133,7 @@ WAYS: dict[str, Callable[[], Tokenizer]] = {
     "first": lambda: changed("mistral-v3", normalizer="null", pre_tokenizer=METASPACE % ("first", "false")),
     "never": lambda: changed("mistral-v3", normalizer="null", pre_tokenizer=METASPACE % ("never", "true")),
     "bytes": lambda: changed("bpe3k_nobos", OURS, pre_tokenizer=BYTES),
+    "prepended": lambda: changed("bpe3k_nobos", OURS, normalizer='{"type": "Prepend", "prepend": " "}'),
 }
 
 

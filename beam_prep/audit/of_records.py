@@ -287,9 +287,13 @@ def repeated_turns(sample: Sample) -> Iterator[Finding]:
 
 
 _CHARACTERS = {
-    # Without tab, line ends, and the joiners and marks that scripts and emoji need.
+    # Without tab, line ends, and the joiners and marks that scripts and emoji need. Thai, Lao, Burmese and Khmer need
+    # U+200B: it stands between words.
     "control_characters": (
-        re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060\u2066-\u2069\ufeff]"),
+        re.compile(
+            "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
+            "|(?<![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])\u200b(?![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])"
+        ),
         "control characters, or characters of width zero, are in {}",
         "take these characters out of the texts",
     ),

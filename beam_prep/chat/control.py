@@ -92,7 +92,7 @@ class Search(NamedTuple):
 
     Attributes:
         exact: a pattern of the tokens' texts.
-        normal: a pattern of the normalised texts of tokens that are matched behind the normaliser; None without any.
+        normal: a pattern of the normalised texts of tokens that are made behind the normaliser; None without any.
         normalise: the normaliser.
     """
 
@@ -118,10 +118,18 @@ def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Sea
     normaliser = None if tokenizer is None else tokenizer.inside.normalizer
     if tokenizer is None or normaliser is None:
         return Search(re.compile(any_of(texts)))
-    looked_for = [each.content for each in tokenizer.added if each.normalized and each.content in texts]
+    looked_for = [each.content for each in tokenizer.added if each.content in texts and _is_behind(each, tokenizer)]
     behind = {*map(normaliser.normalize_str, looked_for)} - {""}
     normal = re.compile(any_of(behind)) if behind else None
     return Search(re.compile(any_of(texts)), normal, normaliser.normalize_str)
+
+
+def _is_behind(token: AddedToken, tokenizer: Tokenizer) -> bool:
+    """True if normalised text may become a token: it is matched there, or the model has it, as Unigram (T5) has."""
+    rust = tokenizer.inside
+    text = rust.normalizer.normalize_str(token.content)
+    words = [text] if rust.pre_tokenizer is None else [word for word, _ in rust.pre_tokenizer.pre_tokenize_str(text)]
+    return token.normalized or any(piece.id == token.id for word in words for piece in rust.model.tokenize(word))
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,6 +414,11 @@ def with_template(
         raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
     if files == "below" and (is_outside(source) or "://" in source or "\\" in source):
         raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
+    if source.endswith(".json"):
+        raise ConfigError(
+            f"{found} is JSON, so each row would hold its braces and keys; wanted the template alone: save the text of "
+            "its key 'chat_template' as FILE.jinja, and name that"
+        )
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
         text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would become text of every row

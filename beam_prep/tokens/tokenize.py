@@ -197,9 +197,11 @@ def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, 
     for special in (True, False):
         chosen = owners[pieces.special[owners] == special]
         if len(chosen):
-            prompts = encoder.encode([pieces.prompts[place] for place in chosen.tolist()], special)
+            texts = [pieces.prompts[place] for place in chosen.tolist()]
+            whole = CharSpans(np.arange(len(texts)), np.zeros(len(texts), np.int64), characters(texts))
+            prompts, (_, end) = encoder.encode_spans(texts, special, whole)
             border[chosen] = prompts.common(encoded.take(chosen))
-            is_prefix[chosen] = border[chosen] == prompts.lengths
+            is_prefix[chosen] = border[chosen] >= end  # the tokenizer's own EOS behind a prompt is none of it
     has = pieces.prompt_end >= -1
     has[owners] = True
     return np.flatnonzero(has), border, is_prefix

@@ -108,7 +108,7 @@ _kept = functools.lru_cache(maxsize=4)
 _NO_PREFIX: dict[Any, dict[str, Any]] = {
     "Metaspace": {"prepend_scheme": "never"},
     "ByteLevel": {"add_prefix_space": False},
-    "Prepend": {"prepend": ""},
+    "Prepend": {"type": "Sequence", "normalizers": []},  # an empty one writes the first character twice
 }
 
 

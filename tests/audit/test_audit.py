@@ -114,6 +114,13 @@ def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Pat
     assert "beginning of the answer" in found.mend
 
 
+def test_a_space_of_width_zero_between_words_of_khmer_is_no_control_character(tmp_path: Path) -> None:
+    words = "\u1797\u17b6\u179f\u17b6\u200b\u1781\u17d2\u1798\u17c2\u179a\u200b"
+    for text, wanted in ((f"{words}7\u200b" * 9 + words, False), (f"\u200bword {words * 9}", True)):
+        found = names(of_records(tmp_path, [{"text": text}], texts(), str(ROOT / "examples" / "tokenizer")))
+        assert ("control_characters" in found) == wanted
+
+
 def test_what_the_config_drops_is_a_finding_if_it_is_much(tmp_path: Path) -> None:
     long = "A text about the sea, the wind, and the ships that come home, number "
     records: list[Any] = [{"text": f"{long}{number}"} for number in range(90)] + [{"text": "short"}] * 10

@@ -252,6 +252,12 @@ def test_a_token_that_comes_about_behind_the_normaliser_or_in_a_message_alone_is
     assert testing.rejects(with_find(output, row, source, rule)) == [(0, "control_token")]
 
 
+@pytest.mark.parametrize("rule", ["reject", "escape"])
+def test_a_token_that_the_model_has_in_its_own_vocabulary_is_rejected_behind_the_normaliser(rule: Any) -> None:
+    rows = [{"text": text} for text in ("\uff1c/s\uff1e", "a \uff1cextra_id_0\uff1e", "a b")]
+    assert testing.rejects(tokens(load("t5-small"), TEXT, rows, rule)) == [(0, "control_token"), (1, "control_token")]
+
+
 def with_find(output: Output, row: dict[str, Any], source: str | None, rule: Any) -> Batch:
     """The tokens of a record, of a tokenizer whose normaliser may make the token `<find>`."""
     added = tokenizers.AddedToken("<find>", special=False, normalized=True)

@@ -37,6 +37,11 @@ def test_bos_is_never_trained_unless_a_rendering_brings_it() -> None:
     assert trained(brought) == ["^hi"]
 
 
+def test_an_eos_that_the_tokenizer_adds_is_no_part_of_a_prompt() -> None:
+    built = masked([{"a": "x", "b": "y"}], replace(row(text("a", "mask"), text("b")), joint=True))
+    assert (trained(built), "prompt_not_prefix" in built.counters) == (["__y$"], False)
+
+
 def test_last_is_found_in_each_element_of_a_list() -> None:
     rows = [{"r": [chat("a 1", "a 2"), chat("a 3"), []]}]
     batch = masked(rows, row(messages("r"), name="r", kind="list", mask="m"), roles={"assistant": "last"})
