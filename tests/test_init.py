@@ -137,6 +137,18 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             }
         },
     ),
+    "a rollout with a trainer's names": (
+        {"prompt_ids": [5, 6], "completion_ids": [7, 2], "completion_mask": [1, 0], "reward": 1.0, "note": "{n}"},
+        {
+            "rollouts": {
+                "prompt_ids": "prompt_ids",
+                "response_ids": "completion_ids",
+                "loss_mask": "completion_mask",
+                "rewards": "reward",
+                "grouped": False,
+            }
+        },
+    ),
     "preference of texts with a prompt": (
         {"prompt": "Where is {n}?", "chosen": " At {n}.", "rejected": " No."},
         {
