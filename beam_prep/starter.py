@@ -493,12 +493,16 @@ def _sampled(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: To
     if shape.detail == "sharegpt":
         made.input["adapter"] = "sharegpt"
     if shape.detail != "text":
+        made.open.append(
+            "prompts end with their last message, without the generation prompt behind which responses are sampled: "
+            "give ids (docs/rollouts.md), or each prompt as the text that the policy read"
+        )
         _template(made, tokenizer)
 
 
 def _numbers(records: Sequence[Record], name: str) -> bool:
     lists = [record.get(name) for record in records]
-    return all(isinstance(each, list) and all(type(value) in (int, float, bool) for value in each) for each in lists)
+    return all(isinstance(each, list) and all(type(value) in (int, float) for value in each) for each in lists)
 
 
 def _rollouts(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:

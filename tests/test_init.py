@@ -217,6 +217,15 @@ def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
     assert made.input == PipelineConfig.from_dict(config).input
 
 
+def test_rewards_that_a_run_rejects_are_not_read_and_a_missing_generation_prompt_is_said(start: Start) -> None:
+    good = [True, False]
+    records = [{"prompt": says(user=f"{n}?"), "responses": [f"{n}.", "No."], "rewards": good} for n in range(9)]
+    config, _, told = start(records)
+    assert [*config["input"]["sources"]] == ["prompts", "responses"]
+    for said in ("9 kept", "rewards are not written", "without the generation prompt"):
+        assert said in told
+
+
 def test_records_of_two_shapes_are_said(start: Start) -> None:
     chats = [{"messages": says(user=f"Where is {n}?", assistant=f"At {n}."), "text": "More."} for n in range(30)]
     texts = [{"text": f"A page about {n}."} for n in range(10)]
