@@ -266,7 +266,7 @@ class OutputConfig(Strict):
             yield ("mix",), 'found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}'
         if self.mix is not None:
             shares = sum((Fraction(str(each.share or 0)) for each in self.mix.values()), Fraction(0))
-            if shares > 1:
+            if float(shares - 1) > 1e-9:
                 yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
 
     def metadata(self) -> dict[str, str]:
