@@ -50,6 +50,15 @@ def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
     assert "cut off" not in batch.ledger.messages[2]
 
 
+def test_a_prompt_before_sampled_texts_gets_no_end_token() -> None:
+    sources = json.loads((ROOT / "configs" / "grpo.json").read_text())["input"]["sources"]
+    sources["prompts"]["sections"][0]["template"] = False
+    record = {"prompt": "Two and two?", "responses": ["Four.", "Five."], "rewards": [1, 0]}
+    ends = [{"input": {"sources": sources}, "preprocessing": {"eos": eos}} for eos in ("never", "always")]
+    without, always = (prepared(config, [record])["prompts"].to_lists() for config in ends)
+    assert without == always
+
+
 # `output.columns: "prompt_completion"`: a prompt and two completions, exactly as `chosen` and `rejected` hold them
 
 

@@ -67,7 +67,7 @@ class PreprocessingConfig(Strict):
     """`"joint"`: text sections are joined, then encoded; the leading `mask` sections are the prompt."""
     eos: Literal["never", "if_missing", "always"] = "never"
     """Add the EOS token's text after the last text section. Then a record with a blank text is kept. Not for
-    templates."""
+    templates, lists, and outputs that do not train."""
     bos: Literal["keep", "strip", "tokenizer"] = "keep"
     """For `template: "conversation"`: keep the BOS that the template writes; strip it; or strip it, and let the
     tokenizer add its special tokens."""

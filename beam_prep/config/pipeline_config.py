@@ -192,8 +192,8 @@ class PipelineConfig(Strict):
         unused = {} if packs else dict.fromkeys(("max_packed_len", "packing_group"), "packing_strategy is 'none'")
         if not any(each.char_limits for each in texts):
             unused |= dict.fromkeys(("min_chars", "max_chars"), "no output is plain text that is trained completely")
-        if not texts and self.output.preset is None:
-            unused["eos"] = "no output is text without a template"
+        if not any(each.trains for each in texts):
+            unused["eos"] = "no output is trained text, without a template and in no list"
         for name, why in unused.items():
             if name in step.model_fields_set and getattr(step, name) != type(step).model_fields[name].default:
                 found.append(f"preprocessing.{name} is ignored, because {why}")
