@@ -438,9 +438,9 @@ class Sample:
     @functools.cached_property
     def findings(self) -> Findings:
         """The findings that the report of a run on these records would show."""
-        _, tokens, trained = self.kept
+        _, tokens, _ = self.kept
         counters, not_text = self.counts("counter"), self.counts("rejected").get("not_text", 0)
-        return Findings(self.roles, tokens, trained, counters.get(CUT_TOKENS, 0), counters=counters, not_text=not_text)
+        return Findings(self.roles, tokens, counters.get(CUT_TOKENS, 0), counters=counters, not_text=not_text)
 
     @functools.cached_property
     def failure(self) -> str | None:

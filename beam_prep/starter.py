@@ -82,6 +82,14 @@ _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "i
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
 _RESPONSES = ("responses", "completions", "samples", "generations")
+_SAMPLED = {
+    "response_ids": ("response_ids", "completion_ids", "output_ids"),
+    "loss_mask": ("loss_mask", "completion_mask", "response_mask"),
+    "logprobs": ("logprobs", "completion_logprobs", "rollout_log_probs"),
+    "rewards": ("rewards", "reward"),
+    "policy_version": ("policy_version",),
+}
+"""Column of a rollout -> its names in records: ours, and those of trainers (docs/rollouts.md)."""
 _LONG_TEXT = 100  # a field with an unknown name may be the text if it has so many characters
 
 
@@ -92,10 +100,10 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     ["a question and its answer in 'prompt' and 'completion', texts", "texts in 'text'"]
     """
     if _is_list_of(int, record.get("prompt_ids")):
-        responses = record.get("response_ids")
-        if isinstance(responses, list):
-            grouped = any(isinstance(each, list) for each in responses)
-            yield Shape("rollouts", ("prompt_ids", "response_ids"), "grouped" if grouped else "")
+        responses = next((name for name in _SAMPLED["response_ids"] if isinstance(record.get(name), list)), None)
+        if responses is not None:
+            grouped = any(isinstance(each, list) for each in record[responses])
+            yield Shape("rollouts", ("prompt_ids", responses), "grouped" if grouped else "")
         else:
             yield Shape("prompts", ("prompt_ids",))
     if _is_list_of(int, record.get("input_ids")):
@@ -488,12 +496,16 @@ def _sampled(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: To
     if shape.detail == "sharegpt":
         made.input["adapter"] = "sharegpt"
     if shape.detail != "text":
+        made.open.append(
+            "prompts end with their last message, without the generation prompt behind which responses are sampled: "
+            "give ids (docs/rollouts.md), or each prompt as the text that the policy read"
+        )
         _template(made, tokenizer)
 
 
 def _numbers(records: Sequence[Record], name: str) -> bool:
     lists = [record.get(name) for record in records]
-    return all(isinstance(each, list) and all(type(value) in (int, float, bool) for value in each) for each in lists)
+    return all(isinstance(each, list) and all(type(value) in (int, float) for value in each) for each in lists)
 
 
 def _rollouts(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
@@ -505,9 +517,8 @@ def _rollouts(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
         if texts := [name for name in texts if isinstance(records[0][name], str)]:
             options["texts"] = {name: name for name in texts}
     else:
-        options["response_ids"] = "response_ids"
-        named = ("loss_mask", "logprobs", "rewards", "policy_version")
-        options |= {name: name for name in named if name in everywhere}
+        found = {column: [name for name in names if name in everywhere] for column, names in _SAMPLED.items()}
+        options |= {column: names[0] for column, names in found.items() if names}
         if shape.detail != "grouped":
             options["grouped"] = False
     made.input["rollouts"] = options

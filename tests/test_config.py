@@ -97,6 +97,8 @@ TRAINS: dict[str, Any] = {"mask": {"assistant": "train"}}
     ("config", "warned"),
     [
         (sections(CHAT, preprocessing={"max_packed_len": 512}, **TRAINS), UNUSED),
+        (sections(CHAT, preprocessing={"eos": "always"}, **TRAINS), "preprocessing.eos is ignored"),
+        (sections(CHAT, preprocessing={"min_chars": 9}, **TRAINS), "preprocessing.min_chars is ignored"),
         ({"input": {"sections": [TEXT], **sources(a=CHAT)["input"]}, **TRAINS}, "input.sections is ignored"),
         (sections(CHAT), ROLES),
         (sections(CHAT, mask={"assistant": "last"}), None),

@@ -149,6 +149,18 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             }
         },
     ),
+    "a rollout with a trainer's names": (
+        {"prompt_ids": [5, 6], "completion_ids": [7, 2], "completion_mask": [1, 0], "reward": 1.0, "note": "{n}"},
+        {
+            "rollouts": {
+                "prompt_ids": "prompt_ids",
+                "response_ids": "completion_ids",
+                "loss_mask": "completion_mask",
+                "rewards": "reward",
+                "grouped": False,
+            }
+        },
+    ),
     "preference of texts with a prompt": (
         {"prompt": "Where is {n}?", "chosen": " At {n}.", "rejected": " No."},
         {
@@ -215,6 +227,15 @@ def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
     assert found.sample.kept[2] > 0
     made = PipelineConfig.from_dict(start(records, "--overwrite", tokenizer=None)[0])
     assert made.input == PipelineConfig.from_dict(config).input
+
+
+def test_rewards_that_a_run_rejects_are_not_read_and_a_missing_generation_prompt_is_said(start: Start) -> None:
+    good = [True, False]
+    records = [{"prompt": says(user=f"{n}?"), "responses": [f"{n}.", "No."], "rewards": good} for n in range(9)]
+    config, _, told = start(records)
+    assert [*config["input"]["sources"]] == ["prompts", "responses"]
+    for said in ("9 kept", "rewards are not written", "without the generation prompt"):
+        assert said in told
 
 
 def test_records_of_two_shapes_are_said(start: Start) -> None:

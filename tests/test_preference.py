@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.errors import ConfigError
+from beam_prep.errors import ConfigError, RunError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import RowsWithoutLoss, split_prompt
 from tests.conftest import ROOT, prepared
@@ -50,6 +50,15 @@ def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
     assert "cut off" not in batch.ledger.messages[2]
 
 
+def test_a_prompt_before_sampled_texts_gets_no_end_token() -> None:
+    sources = json.loads((ROOT / "configs" / "grpo.json").read_text())["input"]["sources"]
+    sources["prompts"]["sections"][0]["template"] = False
+    record = {"prompt": "Two and two?", "responses": ["Four.", "Five."], "rewards": [1, 0]}
+    ends = [{"input": {"sources": sources}, "preprocessing": {"eos": eos}} for eos in ("never", "always")]
+    without, always = (prepared(config, [record])["prompts"].to_lists() for config in ends)
+    assert without == always
+
+
 # `output.columns: "prompt_completion"`: a prompt and two completions, exactly as `chosen` and `rejected` hold them
 
 
@@ -76,6 +85,13 @@ def test_prompt_and_completions_are_the_two_sides(tmp_path: Path) -> None:
             assert [*one["prompt_ids"], *one[f"{side}_ids"]] == other[side].tolist()
             assert other[f"{side}_mask"].tolist() == [0] * len(one["prompt_ids"]) + [1] * len(one[f"{side}_ids"])
     assert main(["verify", str(split.path), "--inputs"]) == 0
+
+
+def test_sides_by_role_whose_line_end_is_not_trained_fail_with_the_action_to_write(tmp_path: Path) -> None:
+    sources = json.loads(json.dumps(DPO["input"]["sources"]).replace('"train"', '"$role"'))
+    changes = {"input": {"sources": sources}, "mask": {"assistant": "train"}, "output": {"preset": "trl_dpo"}}
+    with pytest.raises(RunError, match='not trained; "action": "train" for both sides'):
+        make(tmp_path / "roles", "dpo_conversation", ROOT / "examples/data/preference.jsonl", **changes)
 
 
 @st.composite

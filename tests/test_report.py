@@ -115,10 +115,16 @@ def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
         "user": {"messages": 3, "tokens": 30, "trained": 0},
         "assistant": {"messages": 2, "tokens": 20, "trained": 15},
     }
-    assert lines(Findings(roles, 60, 20, 0), ConfigView(mask={"assistant": "train"})) == [
+    assert lines(Findings(roles, 60, 0), ConfigView(mask={"assistant": "train"})) == [
         "'user': 3 messages, 30 tokens, none trained; not in `mask`, mask_default is 'mask'",
-        "'assistant': 2 messages, 15 of 20 tokens trained (75.0% of what is trained)",
+        "'assistant': 2 messages, 15 of 20 tokens trained (100.0% of what is trained in messages)",
     ]
+
+
+def test_the_share_of_a_role_is_one_of_all_roles_however_often_its_rows_are_written(run: Run) -> None:
+    mix = {"shuffle": {"seed": 1}, "domain_key": "domain", "mix": {"python": {"epochs": 3}}}
+    manifest = run(config("sft_conversation", output=mix), CHATS).manifest
+    assert [line for line in lines(Findings.of(manifest), ConfigView()) if "100.0% of what is trained in" in line]
 
 
 # Drops

@@ -95,7 +95,7 @@ class TextCollector:
 
     def _sections(self, record: Record) -> Iterator[Piece]:
         """A piece for the text of each section, and for each message."""
-        blank = self.chat_format.rules.eos != "never"
+        blank = self.chat_format.rules.eos != "never" and self.output.trains
         texts = [
             None
             if section.template
@@ -117,7 +117,7 @@ class TextCollector:
     def _finish(self, texts: list[str | None]) -> Parts | None:
         """Reorders the document for fill-in-the-middle, and appends EOS, by the rules.
 
-        EOS is appended to the last text section, even to a blank one, but not to a missing one.
+        EOS is appended to the last text section, even to a blank one, but not to a missing one, nor to a prompt alone.
 
         Returns:
             the parts of the last text section; None if it is not reordered.
@@ -133,7 +133,7 @@ class TextCollector:
                 parts = parts._replace(texts=(*parts.texts, own))
                 text = "".join(parts.texts)
         texts[-1] = text
-        if rules.eos == "never" or self.output.has_template or text is None:
+        if rules.eos == "never" or self.output.has_template or not self.output.trains or text is None:
             return parts
         if rules.eos == "always" or not text.endswith(eos):
             texts[-1] = text + eos

@@ -67,7 +67,7 @@ class PreprocessingConfig(Strict):
     """`"joint"`: text sections are joined, then encoded; the leading `mask` sections are the prompt."""
     eos: Literal["never", "if_missing", "always"] = "never"
     """Add the EOS token's text after the last text section. Then a record with a blank text is kept. Not for
-    templates."""
+    templates, lists, and outputs that do not train."""
     bos: Literal["keep", "strip", "tokenizer"] = "keep"
     """For `template: "conversation"`: keep the BOS that the template writes; strip it; or strip it, and let the
     tokenizer add its special tokens."""
@@ -266,7 +266,7 @@ class OutputConfig(Strict):
             yield ("mix",), 'found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}'
         if self.mix is not None:
             shares = sum((Fraction(str(each.share or 0)) for each in self.mix.values()), Fraction(0))
-            if shares > 1:
+            if float(shares - 1) > 1e-9:
                 yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
 
     def metadata(self) -> dict[str, str]:

@@ -186,10 +186,17 @@ class PipelineConfig(Strict):
                     f"{of}preprocessing.decontaminate.fields names no field that this group reads ({fields}): no text "
                     "that it trains on is compared"
                 )
-        step = self.preprocessing
-        for name in ("max_packed_len", "packing_group"):
-            if step.packing_strategy == "none" and name in step.model_fields_set and getattr(step, name) is not None:
-                found.append(f"preprocessing.{name} is ignored, because packing_strategy is 'none'")
+        step, encoded = self.preprocessing, [part for part in self.parts() if not part.input.tokenized]
+        texts = [each for part in encoded for each in part.outputs() if each.kind == "ids" and not each.has_template]
+        packs = step.packing_strategy != "none"
+        unused = {} if packs else dict.fromkeys(("max_packed_len", "packing_group"), "packing_strategy is 'none'")
+        if not any(each.char_limits for each in texts):
+            unused |= dict.fromkeys(("min_chars", "max_chars"), "no output is plain text that is trained completely")
+        if not any(each.trains for each in texts):
+            unused["eos"] = "no output is trained text, without a template and in no list"
+        for name, why in unused.items():
+            if name in step.model_fields_set and getattr(step, name) != type(step).model_fields[name].default:
+                found.append(f"preprocessing.{name} is ignored, because {why}")
         for name in self.output.storage_format:
             for text in FORMATS[name].warnings([self.output.columns]):
                 found.append(f"output.storage_format {name!r}: {text}")

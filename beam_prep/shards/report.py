@@ -304,7 +304,7 @@ class Findings:
 
     Attributes:
         roles: see `RoleTable`.
-        tokens, trained: sums over all columns.
+        tokens: the sum over all columns.
         cut: tokens of kept records that were cut off.
         kept: records that are written.
         empty: splits without a record.
@@ -315,7 +315,6 @@ class Findings:
 
     roles: RoleTable = field(default_factory=dict)
     tokens: int = 0
-    trained: int = 0
     cut: int = 0
     kept: int = 0
     empty: Sequence[str] = ()
@@ -330,7 +329,6 @@ class Findings:
         return cls(
             manifest.get("roles", {}),
             sum(totals["tokens"].values()),
-            sum(totals["trained"].values()),
             manifest["counters"].get(CUT_TOKENS, 0),  # includes the tokens that packing cuts
             manifest.get("ledger", {}).get("kept", 0),
             [name for name, found in manifest.get("splits", {}).items() if not found["rows"]],
@@ -413,13 +411,14 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
 
 def lines(found: Findings, config: ConfigView) -> list[str]:
     """A line for each role with its trained tokens, then lines for other counts, such as tokens that were cut."""
-    texts = []
+    # Of the roles alone: columns have each message as often as a mix writes it, and prompts with completions no mask.
+    texts, trained = [], sum(counts["trained"] for counts in found.roles.values())
     for role, counts in _by_messages(found.roles):
         text = f"{role!r}: {counted(counts['messages'], 'message')}"
         if counts["trained"]:
             of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
-            share = counts["trained"] / max(found.trained, 1)
-            text += f", {counts['trained']:,}{of_all} tokens trained ({share:.1%} of what is trained)"
+            share = counts["trained"] / trained
+            text += f", {counts['trained']:,}{of_all} tokens trained ({share:.1%} of what is trained in messages)"
         elif counts["tokens"]:
             text += f", {counts['tokens']:,} tokens, none trained"
         if config.mask is not None and role not in config.mask:

@@ -322,7 +322,8 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
     prompt, other = (_prompt_sizes(batch[str(mask)]) for mask in masks)
     mixed = (prompt < 0) | (other < 0)
     differs = ~mixed & ((prompt != other) | (batch[SIDES[0]].common(batch[SIDES[1]]) < prompt))
-    batch = batch.reject(mixed, "not_prompt_first", "a token after the first trained one is not trained")
+    hole = 'a token after the first trained one is not trained; "action": "train" for both sides trains all of them'
+    batch = batch.reject(mixed, "not_prompt_first", hole)
     lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
     why = "", " once they are cut: wanted a larger max_seq_len, or truncation_mode 'keep_start' or 'drop'"
     said = "chosen and rejected do not begin with the same prompt"

@@ -50,6 +50,15 @@ def test_shares_that_add_up_to_1_in_tenths_are_right() -> None:
         PipelineConfig.from_dict({"input": {"adapter": "tokenized"}, "output": {"splits": shares}})
 
 
+@pytest.mark.parametrize("shares", [(1 / 3, 1 / 3, 1 / 3), (0.9, 0.1 + 2**-54, 2**-54)])
+def test_a_mix_of_shares_that_a_program_divided_needs_no_other_domain(shares: tuple[float, ...]) -> None:
+    mix = dict(zip("abc", shares, strict=True))
+    given = {name: {"share": share} for name, share in mix.items()}
+    PipelineConfig.from_dict({"input": {"adapter": "tokenized"}, "output": {**DRAWN, "mix": given}})
+    found = budgets(tuple((name, DomainMix(share=share)) for name, share in mix.items()), dict.fromkeys("abc", 999))
+    assert max(found.values()) == 999
+
+
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
