@@ -59,7 +59,10 @@ def _command(*arguments: _Add, beams: bool = False) -> Callable[[_Run], _Run]:
 
     def add(run: _Run) -> _Run:
         help, _, epilog = str(inspect.getdoc(run)).partition("\n\n")
+        width = shutil.get_terminal_size().columns - 2  # as argparse has it; commands stay, to be copied
+        parts = (part if "  beam-prep" in part else textwrap.fill(part, width) for part in epilog.split("\n\n"))
         keep_lines = argparse.RawDescriptionHelpFormatter
+        epilog = "\n\n".join(parts)
         parser = _SUBPARSERS.add_parser(
             run.__name__.strip("_"), help=help, epilog=epilog, allow_abbrev=False, formatter_class=keep_lines
         )
@@ -111,6 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command's arguments; None means those of this process.
     """
+    # After `>&-`, the next file would get its number, and all that libraries print.
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8")  # for JSON and marks of trained text, whatever the locale
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = words[0] if words else ""
     try:

@@ -117,10 +117,14 @@ class OutputClaim:
         made = Versions(self.root)
         if not dry:
             made.clean()
-        latest, other = made.latest(), self.claims.holder()
+        other = self.claims.holder()
         claimed = None if other is None else other.version_name
-        # A launch may have been killed before `latest` pointed to its version, so these names are checked, too.
-        for name in dict.fromkeys(filter(None, (latest, self.options.version_name, claimed))):
+        # A launch may have been killed before `latest` pointed to its version, so these names are checked, too. Without
+        # a `latest` and a claim, an output of this name is no version.
+        if claimed is not None and not dry and made.has(claimed):
+            made.point(claimed)
+        latest = made.latest()
+        for name in dict.fromkeys(filter(None, (latest, latest and self.options.version_name, claimed))):
             if self.is_made(made.path(name)):
                 if not dry:
                     made.point(name)
@@ -209,7 +213,7 @@ class OutputClaim:
         self.staging.remove_others()
 
     def _clear_up(self, version_name: str) -> None:
-        """Removes what a failed launch left of its version, or finishes the version if it was published."""
+        """Removes what a failed launch left of its version, or of what it replaced, if it was published."""
         made = Versions(self.root)
         output = made.path(version_name)
         if not made.has(version_name):
@@ -217,7 +221,6 @@ class OutputClaim:
                 remove_folder(output)
             return
         output_at(output, self.staging).remove_replaced(manifest_of(output))
-        made.point(version_name)
 
     def check(self) -> None:
         """Raises LockedError if this launch had the claim, and another has taken it."""

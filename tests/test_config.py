@@ -215,6 +215,9 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (value(list_field=True), "input.sources.r.list_field", ""),
     (value({"template": True}), "input.sources.r.sections[0].template", ""),
     # wrong values
+    (sections({**CHAT, "template": "true"}), "input.sections[0].template", "found 'true'; allowed: false, true,"),
+    (sections(TEXT, output={"splits": {"Train": 1}}), "output.splits.Train", "a split: lower-case"),
+    (sections(TEXT) | {"Input": {}}, "Input", "unknown key 'Input'; did you mean 'input'? known"),
     (sections({**TEXT, "add_special_tokens": 1}), "input.sections[0].add_special_tokens", ""),
     (
         sections({**TEXT, "action": "trian"}),

@@ -1,6 +1,7 @@
 """`beam-prep inspect` and `cat`: what is trained is what is shown as trained, whatever the layout and the tokenizer."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -254,6 +255,16 @@ def test_cat_escapes_what_controls_a_terminal(run: Run, capsys: pytest.CaptureFi
 def test_a_reader_that_goes_away_is_no_error(chats: Dataset) -> None:
     line = f"'{sys.executable}' -m beam_prep.cli cat '{chats.path}' --count 260 | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("command", ["cat", "inspect", "verify"])
+def test_stdout_may_be_closed_or_of_another_encoding(command: str, chats: Dataset) -> None:
+    words = [sys.executable, "-m", "beam_prep.cli", command, str(chats.path)]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, cwd=ROOT, env=ascii_only, check=True)
+    assert ("⟦" in done.stdout.decode("utf-8")) == (command == "inspect")
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], stderr=subprocess.PIPE, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

@@ -97,6 +97,7 @@ GZIP = gzip.compress(b"", mtime=0)
         ("x.tar", b"\0" * 257 + b"ustar", "is a tar archive, wanted JSONL: unpack it, and name the files"),
         ("x.jsonl", b"\xfd7zXZ\0", "is compressed by xz, wanted JSONL: type: xz -dc FILE > NEW"),
         ("x.jsonl", GZIP, "is compressed, but its name does not end in .gz: rename it"),
+        ("x.tgz", GZIP, "is compressed, but its name does not end in .gz: rename it, or unpack a .tgz"),
         ("x.gz", GZIP, "is compressed twice: decompress it first (gzip -dk)"),
         ("x.pkl", pickle.dumps(CHATS), "is a pickled Python object, wanted JSONL: if you trust its source"),
         ("x.jsonl", TEXT.encode("utf-16-le"), "is text in UTF-16LE, wanted JSONL: type: iconv -f UTF-16LE"),

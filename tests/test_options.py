@@ -2,7 +2,10 @@
 
 import argparse
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -222,3 +225,11 @@ def test_the_docs_list_every_name() -> None:
     wanted |= {f"bp.{old}": f"`bp.{new}`" for old, new in hints.RENAMED_NAMES.items()}
     wanted |= {f"--{old}": what for old, what in hints.GONE_OPTIONS.items()}
     assert dict(rows) == wanted
+
+
+@pytest.mark.parametrize("command", ["run", "replay", "audit"])
+def test_the_help_of_a_command_fits_the_terminal(command: str) -> None:
+    words = [sys.executable, "-m", "beam_prep.cli", command, "--help"]
+    narrow = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=narrow, check=True)
+    assert [line for line in done.stdout.splitlines() if len(line) > 80 and "  beam-prep " not in line] == []

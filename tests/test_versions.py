@@ -2,8 +2,10 @@
 
 import gc
 import json
+import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,8 +200,43 @@ def test_latest_that_is_no_link_is_told(is_copied: bool, run: Run, tmp_path: Pat
             run(4, keep_versions=2)
     with pytest.raises(FormatError, match=f"no link `latest`: open {out}/one; if it is a version, type: ln -sfn one"):
         bp.open(out)
-    with pytest.raises(OutputError, match="holds versions: pass --keep_versions"):
-        run(4)
     if not is_copied:
+        with pytest.raises(OutputError, match=f"if these are versions, type: ln -sfn one {out}/latest"):
+            run(4, keep_versions=2)
+        (out / "latest").symlink_to("one")
         run(4, keep_versions=2, version_name="two")
         assert len(bp.open(out)) == 4
+
+
+@pytest.mark.parametrize("root", ["mem://bucket/outs", "outs"])
+def test_outputs_of_their_own_are_not_removed_as_old_versions(
+    root: str, store: MemoryStore, run: Run, tmp_path: Path
+) -> None:
+    outs = root if "://" in root else str(tmp_path / root)
+    for name in ("chats", "tools"):
+        run(3, output_dir=f"{outs}/{name}")
+    for version in (None, "chats"):
+        with pytest.raises(OutputError, match="outs holds 'tools', which no `latest` makes a version"):
+            run(3, output_dir=outs, keep_versions=1, version_name=version)
+    with pytest.raises(OutputError, match="outs is no output of beam_prep"):
+        run(3, output_dir=outs)
+    assert Versions(outs).names() == ["chats", "tools"]
+
+
+def test_a_first_version_whose_launch_was_killed_before_latest_is_one(run: Run, tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from beam_prep import cli
+        from beam_prep.storage.versions import Versions
+        Versions.point = lambda self, name: os.kill(os.getpid(), 9)
+        cli.main(sys.argv[1:])
+    """
+    (tmp_path / "in.jsonl").write_text(rows(3))
+    (tmp_path / "config.json").write_text(json.dumps(TEXT))
+    words = ["run", "in.jsonl", "-o", "out", "-c", "config.json", "--keep_versions", "2", "--version_name", "a"]
+    words += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
+    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), *words], cwd=tmp_path, env=settings)
+    assert names(tmp_path / "out") == ["a"]
+    run(4, keep_versions=2, version_name="b")
+    assert names(tmp_path / "out") == ["a", "b", "latest"]

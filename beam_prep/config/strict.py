@@ -65,7 +65,7 @@ class Strict(BaseModel):
 
 
 WANTED = {
-    "string_pattern_mismatch": "must be a name of letters, digits and '_' that starts with a letter",
+    "string_pattern_mismatch": "must be a name of letters, digits and '_' (a split: lower-case), a letter first",
     "tuple_type": "must be a list",
     "dict_type": "must be an object",
     "model_type": "must be an object",
@@ -91,7 +91,7 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
     wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"]).partition(" after validation")[0]
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ").replace("False, True", "false, true")
-        wanted = f"{did_you_mean(found, allowed.replace(chr(39), '').split(', '))}allowed: {allowed}"
+        wanted = f"{did_you_mean(found, allowed.split(chr(39))[1::2])}allowed: {allowed}"
     elif kind.startswith("greater_than"):
         wanted += f". {_meaning(model, at)}"
     return [(at, f"found {shown(found)}; {wanted}")]
@@ -116,7 +116,7 @@ def _unknown_key(model: type[BaseModel], at: Location) -> str:
         instead = f"it belongs in {' or '.join(map(repr, right))}"
     elif (place := place_of(key)) is not None:
         instead = f"here it is {place}"
-    elif (option := option_of(key)) is not None:
+    elif key.lower() not in known and (option := option_of(key)) is not None:
         instead = f"it is no part of the config: give --{option} on the command line"
     return unknown_name("key", key, known, instead)
 

@@ -110,7 +110,7 @@ def refusal(head: bytes, path: str) -> str | None:
         if head.startswith(compression.magic) and packed:
             return f"{path!r} is compressed twice: {_unpacked(path)}"
         if head.startswith(compression.magic):
-            return f"{path!r} is compressed, but its name does not end in {ending}: rename it"
+            return f"{path!r} is compressed, but its name does not end in {ending}: rename it, or unpack a .tgz"
     for source in SOURCES:
         if source.magic and head.startswith(source.magic) and source is not source_of(path):
             return _read_as(path, source.name, source.endings[0])

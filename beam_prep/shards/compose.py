@@ -40,6 +40,8 @@ class Splits:
     @classmethod
     def of(cls, shares: Mapping[str, float], seed: int = 0, missing: str | None = None) -> "Splits":
         """Splits from a mapping of name to share, in order."""
+        if abs(float(sum(Fraction(str(share)) for share in shares.values()) - 1)) > 1e-9 or min(shares.values()) <= 0:
+            raise ValueError(f"shares are {dict(shares)}, wanted numbers above 0 that add up to 1")
         return cls(tuple(shares), tuple(shares.values()), seed, missing)
 
     def codes(self, digests: Array) -> Array:

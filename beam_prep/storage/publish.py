@@ -386,7 +386,7 @@ class Publisher:
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
-        if self.keep_versions is not None and (problem := Versions(self.root).problem()):
+        if self.keep_versions is not None and (problem := Versions(self.root).problem(self.output.rpartition("/")[2])):
             return problem
         if is_local(self.output) and (around := output_around(self.output)):
             return f"{self.output} would lie in {around}, which is an output: choose another -o"
@@ -395,7 +395,7 @@ class Publisher:
             return None
         if text is not None and not is_manifest(text):
             return no_manifest(join(self.output, MANIFEST))
-        if text is None and Versions(self.output).names():
+        if text is None and Versions(self.output).latest() is not None:
             return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
         if text is None:
             return f"{self.output} is no output of beam_prep (no {MANIFEST} in it): choose another -o, or remove it"

@@ -73,20 +73,24 @@ class Versions:
         """True if a version is complete. `latest` may not name it yet."""
         return exists(join(self.path(name), MANIFEST))
 
-    def problem(self) -> str | None:
-        """The reason why no version may be made here, or None."""
+    def problem(self, made: str) -> str | None:
+        """The reason why the version `made` may not be made here, or None."""
         if exists(join(self.root, MANIFEST)):
             return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
-        if not is_local(self.root) or not os.path.lexists(self.root):
-            return None
-        if not os.path.isdir(self.root):
-            return f"{self.root} is a file: choose another -o"
-        # Only complete versions may be here. A folder without a manifest may be a version that another machine makes.
-        if not os.path.islink(latest := join(self.root, LATEST)) and os.path.lexists(latest):
-            return f"{latest} is a file or a folder, wanted a link to a version: remove it, and run again"
-        others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names()})
-        if others:
-            return f"{self.root} is no folder of versions, it holds {others[0]!r}: choose another -o"
+        if is_local(self.root) and os.path.lexists(self.root):
+            if not os.path.isdir(self.root):
+                return f"{self.root} is a file: choose another -o"
+            # Only complete versions may be here. A folder without a manifest may be a version that another machine
+            # makes.
+            if not os.path.islink(latest := join(self.root, LATEST)) and os.path.lexists(latest):
+                return f"{latest} is a file or a folder, wanted a link to a version: remove it, and run again"
+            others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names()})
+            if others:
+                return f"{self.root} is no folder of versions, it holds {others[0]!r}: choose another -o"
+        # A folder of outputs, each of its own, looks the same, and the oldest versions are removed.
+        if self.latest() is None and (others := sorted({*self.names()} - {made})):
+            link = f"if these are versions, type: ln -sfn {others[-1]} {self.root}/{LATEST}"
+            return f"{self.root} holds {others[-1]!r}, which no `{LATEST}` makes a version: choose another -o; {link}"
         return None
 
     def point(self, name: str) -> None:

@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from time import perf_counter
 from typing import Any, ClassVar, Literal, dataclass_transform, get_args
 
@@ -132,8 +133,9 @@ class BlockStep(beam.PTransform):
         return partial(type(self).work, **self.settings())
 
     def expand(self, blocks: beam.PCollection[Any]) -> beam.PCollection[Any]:
+        takes = next(iter(signature(type(self).work).parameters.values())).annotation
         # With a label: Beam's default would be the text of all arguments.
-        return blocks | "Blocks" >> beam.Map(timed(self)).with_output_types(self.gives)
+        return blocks | "Blocks" >> beam.Map(timed(self)).with_input_types(takes).with_output_types(self.gives)
 
 
 # Texts to ids

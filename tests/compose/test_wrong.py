@@ -9,7 +9,7 @@ import pytest
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.reading.records import Drop
-from beam_prep.shards.compose import DomainMix, view
+from beam_prep.shards.compose import DomainMix, Splits, view
 from beam_prep.shards.receipts import Copies, RowIndex
 from beam_prep.shards.runs import budgets
 
@@ -42,6 +42,12 @@ def test_a_config_that_is_wrong_says_what_is_wanted(output: Given, message: str)
         PipelineConfig.from_dict({"input": {"adapter": "tokenized"}, "output": output})
     assert message in str(raised.value)
     assert "1 problem" in str(raised.value)
+
+
+@pytest.mark.parametrize("shares", [{"train": 90, "test": 10}, {"a": 0.5, "b": 0.1}, {"a": 1.5, "b": -0.5}])
+def test_splits_of_a_chain_that_are_no_shares_are_refused(shares: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="wanted numbers above 0 that add up to 1"):
+        Splits.of(shares)
 
 
 def test_shares_that_add_up_to_1_in_tenths_are_right() -> None:

@@ -173,6 +173,9 @@ def test_the_digest_tells_blocks_apart_whose_bytes_are_equal_but_not_their_lines
 # --- what is said of a line
 
 
+NOT_FINITE = (b"NaN", b"Infinity", b"-Infinity")
+
+
 @pytest.mark.parametrize(
     ("line", "reason", "says"),
     [
@@ -180,7 +183,7 @@ def test_the_digest_tells_blocks_apart_whose_bytes_are_equal_but_not_their_lines
         (b'{"a":01}', "bad_json", "number with leading zero is not allowed: line 1 column 6 (char 5)"),
         (b'{"a":1}{"b":2}', "bad_json", ""),
         (b'{"a":1}\x00', "bad_json", ""),
-        (b'{"a":NaN}', "bad_json", ""),
+        *((b'{"a":%s}' % each, "bad_json", "JSON has no NaN and no Infinity: write null") for each in NOT_FINITE),
         (b'{"a":"\\ud800"}', "bad_text", ""),
         (b'{"\\ud800":1}', "bad_text", ""),
         (b'{"a":"\\ud800" 1}', "bad_json", ""),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.typehints import TypeCheckError
 
 import beam_prep as bp
 from beam_prep.reading.records import Records
@@ -74,6 +75,12 @@ def test_each_transform_gives_these_rows(name: str) -> None:
 
 def said(records: Records) -> list[str]:
     return [message["content"] for row in records.rows for message in row["messages"]]
+
+
+def test_a_step_in_the_wrong_place_is_refused_before_the_run() -> None:
+    records = beam.Pipeline("FnApiRunner") | bp.testing.create([{"text": "a"}])
+    with pytest.raises(TypeCheckError, match=r"requires .*Batch.* was applied to .*Records"):
+        records | bp.BuildMask({})
 
 
 def test_records_that_another_transform_reads_stay() -> None:
