@@ -232,6 +232,8 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     stands for m / n pairs. A record with three or more copies in the sample is frequent: its share of the sample is its
     share of the input. One pair may be chance, so a finding needs two.
     """
+    if sample.config.preprocessing.deduplicate is not None:
+        return
     read, hits, drawn = _read_fields(sample), Hits(sample), Counter[str]()
     for part, line, record in sample.originals():
         told = {name: record[name] for name in record if name in read}
@@ -247,7 +249,7 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     if hits.count >= 2 and share > _RARE:
         shown = f"{share:.1%}" if share < 0.995 else "nearly all"
         says = f"{hits.told} of the sample are copies of others in it; that is {shown} of the input, about"
-        yield from hits.finding("duplicates", says, "take out the copies before the run (sort -u, for equal lines)")
+        yield from hits.finding("duplicates", says, '"preprocessing": {"deduplicate": {}}')
 
 
 SAID = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
