@@ -159,35 +159,17 @@ _PARTS_OF_PROMPTS = {
 _ANSWERS_FOR_JUDGES = {"answer", "ground_truth", "solution"}
 """Beside sampled responses these fields are for a verifier, and are not trained."""
 
-_ALSO_READ = {
-    "alpaca": ("input", "system", "history"),
-    "sharegpt": ("system",),
-    "tokenized": (*("labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"),),
-    "templates": ("tools", "functions", "chat_template_kwargs"),
-}
-"""Fields that adapters, unless options name others, and conversations read if a record has them."""
-
-
-def _read_fields(sample: Sample) -> set[str]:
-    adapter, read = sample.config.input.adapter, {*sample.config.field_use.known}
-    if any(spec.has_template for spec in sample.config.outputs()):
-        read.update(_ALSO_READ["templates"])
-    if adapter is not None:
-        options = adapter.model_extra or {}
-        read.update(options.get(name, name) for name in _ALSO_READ.get(adapter.name, ()))
-    return read
-
 
 def unread(sample: Sample) -> list[str]:
     """All fields that the config does not read, the most frequent first."""
-    read = _read_fields(sample)
+    read = sample.config.field_use.known
     counts = Counter(name for _, _, record in sample.originals() for name in record if name not in read)
     return [name for name, _ in counts.most_common()]
 
 
 def fields_not_read(sample: Sample) -> Iterator[Finding]:
     """Fields with text of prompts or answers that no section reads, unless a field that is read repeats the text."""
-    read = _read_fields(sample)
+    read = sample.config.field_use.known
     sampled = any(spec.kind == "list" for spec in sample.config.outputs()) or sample.config.input.rollouts is not None
     known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
@@ -234,7 +216,7 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     """
     if sample.config.preprocessing.deduplicate is not None:
         return
-    read, hits, drawn = _read_fields(sample), Hits(sample), Counter[str]()
+    read, hits, drawn = sample.config.field_use.known, Hits(sample), Counter[str]()
     for part, line, record in sample.originals():
         told = {name: record[name] for name in record if name in read}
         if not any(told.values()):
