@@ -216,7 +216,7 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     """
     if sample.config.preprocessing.deduplicate is not None:
         return
-    read, hits, drawn = sample.config.field_use.known, Hits(sample), Counter[str]()
+    read, hits, drawn = sample.config.field_use.tokens, Hits(sample), Counter[str]()
     for part, line, record in sample.originals():
         told = {name: record[name] for name in record if name in read}
         if not any(told.values()):
