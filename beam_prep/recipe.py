@@ -217,7 +217,7 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     output, rule = config.output, config.preprocessing.deduplicate
     if output.splits is None and rule is None:
         return []
-    by, normalize = ([], "none") if rule is None else (rule.by or config.input.fields, rule.normalize)
+    by, normalize = ([], "none") if rule is None else (rule.by or sorted(config.field_use.tokens), rule.normalize)
     return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
 
 

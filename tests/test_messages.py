@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.feather
+import pyarrow.json
+import pyarrow.orc
 import pyarrow.parquet
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -126,6 +129,20 @@ def test_a_list_within_an_object_is_named(name: str, indent: int | None) -> None
     assert told(content, name).endswith(
         "with its records in the list 'data', wanted JSONL: type: jq -c '.data[]' FILE > NEW"
     )
+
+
+@pytest.mark.parametrize("kind", ["csv", "feather", "orc"])
+def test_what_a_message_says_to_type_keeps_all_texts_and_digits(kind: str) -> None:
+    rows = [{"a": "None"}, {"a": "N/A"}, {"a": ""}, {"a": "007"}]
+    table = pa.Table.from_pylist(rows if kind == "csv" else [{**row, "p": 1e-12, "m": [row]} for row in rows])
+    write = {"csv": pyarrow.csv.write_csv, "feather": pyarrow.feather.write_feather, "orc": pyarrow.orc.write_table}
+    write[kind](table, f"x.{kind}")
+    exec(
+        told(Path(f"x.{kind}").read_bytes(), f"x.{kind}").partition("type in Python: ")[2],
+        names := {"FILE": f"x.{kind}", "NEW": "NEW.jsonl"},
+    )
+    made = pa.parquet.read_table("NEW.parquet") if "parquet" in names else pa.json.read_json("NEW.jsonl")
+    assert made.to_pylist() == table.to_pylist()
 
 
 def test_a_format_is_named_by_a_run_and_a_preview(capsys: Capture) -> None:

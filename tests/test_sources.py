@@ -299,3 +299,14 @@ def test_where_it_is_read_the_reject_names_it(name: str, tmp_path: Path) -> None
     row, given, reason, message = READ[name]
     _, (said,) = tokens_of(write([row], tmp_path / "x"), given)
     assert said.startswith(f"{reason}: {message}")
+
+
+def test_images_within_messages_are_files_and_not_bytes(tmp_path: Path) -> None:
+    said = [{"type": "text", "text": "A cat."}]
+    asked = [*said, {"type": "image", "image": {"bytes": b"\x89PNG", "path": "a.png"}}]
+    row = {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+    path = write([row], tmp_path / "x")
+    _, (reject,) = tokens_of(path, CHAT)
+    assert reject.startswith("not_text: 'messages[0].content[1]' is an image (type 'image')")
+    kept, rejects = tokens_of(path, {**CHAT, "input": {**CHAT["input"], "not_text": "drop_parts"}})
+    assert (len(kept), rejects) == (1, [])

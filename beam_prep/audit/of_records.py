@@ -160,35 +160,17 @@ _PARTS_OF_PROMPTS = {
 _ANSWERS_FOR_JUDGES = {"answer", "ground_truth", "solution"}
 """Beside sampled responses these fields are for a verifier, and are not trained."""
 
-_ALSO_READ = {
-    "alpaca": ("input", "system", "history"),
-    "sharegpt": ("system",),
-    "tokenized": (*("labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"),),
-    "templates": ("tools", "functions", "chat_template_kwargs"),
-}
-"""Fields that adapters, unless options name others, and conversations read if a record has them."""
-
-
-def _read_fields(sample: Sample) -> set[str]:
-    adapter, read = sample.config.input.adapter, {*sample.config.field_use.known}
-    if any(spec.has_template for spec in sample.config.outputs()):
-        read.update(_ALSO_READ["templates"])
-    if adapter is not None:
-        options = adapter.model_extra or {}
-        read.update(options.get(name, name) for name in _ALSO_READ.get(adapter.name, ()))
-    return read
-
 
 def unread(sample: Sample) -> list[str]:
     """All fields that the config does not read, the most frequent first."""
-    read = _read_fields(sample)
+    read = sample.config.field_use.known
     counts = Counter(name for _, _, record in sample.originals() for name in record if name not in read)
     return [name for name, _ in counts.most_common()]
 
 
 def fields_not_read(sample: Sample) -> Iterator[Finding]:
     """Fields with text of prompts or answers that no section reads, unless a field that is read repeats the text."""
-    read = _read_fields(sample)
+    read = sample.config.field_use.known
     sampled = any(spec.kind == "list" for spec in sample.config.outputs()) or sample.config.input.rollouts is not None
     known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
@@ -233,7 +215,9 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     stands for m / n pairs. A record with three or more copies in the sample is frequent: its share of the sample is its
     share of the input. One pair may be chance, so a finding needs two.
     """
-    read, hits, drawn = _read_fields(sample), Hits(sample), Counter[str]()
+    if sample.config.preprocessing.deduplicate is not None:
+        return
+    read, hits, drawn = sample.config.field_use.tokens, Hits(sample), Counter[str]()
     for part, line, record in sample.originals():
         told = {name: record[name] for name in record if name in read}
         if not any(told.values()):
@@ -248,7 +232,7 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     if hits.count >= 2 and share > _RARE:
         shown = f"{share:.1%}" if share < 0.995 else "nearly all"
         says = f"{hits.told} of the sample are copies of others in it; that is {shown} of the input, about"
-        yield from hits.finding("duplicates", says, "take out the copies before the run (sort -u, for equal lines)")
+        yield from hits.finding("duplicates", says, '"preprocessing": {"deduplicate": {}}')
 
 
 SAID = ("content", "tool_calls", "function_call", *REASONING_FIELDS)

@@ -287,14 +287,14 @@ def _rendered(
         for conversation in conversations:
             conversation.begin(place in sampled)
         try:
-            if line in beyond:
-                check_values(record, read)
             for name in chats:
                 if (messages := message_list(record.get(name), name)) is not None:
                     record = {**record, name: messages}
+            seen, dropped = text_only(record, outputs, chat_format.rules.not_text)
+            if line in beyond:
+                check_values(seen, read)  # the bytes of dropped images do not count
             weight = record_weight(record) if weighted else 1.0
             named = record_domain(record, domain_key)
-            seen, dropped = text_only(record, outputs, chat_format.rules.not_text)
             for each in sides:
                 seen = with_prompt(seen, each)
             rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]

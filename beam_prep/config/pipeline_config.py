@@ -31,6 +31,15 @@ TemplateFiles = Literal["beside", "below", "none"]
 """Which files may hold a chat template: any file, relative to the config's folder; only files below it; none."""
 
 
+_ALSO_READ = {
+    "alpaca": ("input", "system", "history"),
+    "sharegpt": ("system",),
+    "tokenized": ("labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"),
+    "templates": ("tools", "functions", "chat_template_kwargs"),
+}
+"""Fields that adapters, unless options name others, and chat templates read if a record has them."""
+
+
 class MaskOptionsConfig(Strict):
     """Which parts of a trained message are trained, for template 'conversation'."""
 
@@ -254,7 +263,12 @@ class PipelineConfig(Strict):
         pairs = {"chosen", "rejected"} <= {*(self.input.sources or ())}
         documents = all(each.char_limits or each.kind == "value" for each in outputs)
         answers = self.input.adapter is not None or (self.input.rollouts is None and not documents)
-        return FieldUse(kept, frozenset((*self.section_fields, *self.input.fields)), frozenset(trained), answers, pairs)
+        # The sections of rollouts name columns.
+        read = frozenset((*self.input.fields, *(() if self.input.rollouts else self.section_fields)))
+        also = {*_ALSO_READ["templates"]} if any(each.has_template for each in outputs) else set()
+        if (adapter := self.input.adapter) is not None:
+            also |= {(adapter.model_extra or {}).get(name, name) for name in _ALSO_READ[adapter.name]}
+        return FieldUse(kept, read, frozenset(trained), answers, pairs, frozenset(also))
 
     def parts(self) -> tuple["PipelineConfig", ...]:
         """The config of each group of inputs, as if it were the only group; without groups: (self,)."""

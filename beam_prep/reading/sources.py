@@ -51,7 +51,11 @@ _CONVERT = "convert it first"
 _AGAIN = "download it again, or leave it out"
 _UNPACK = "unpack it, and name the files that were in it"
 _PICKLED = ("a pickled Python object", "if you trust its source, load it, and write a line of JSON a record")
-_PANDAS = "type in Python: import pandas; pandas.{}(FILE{}).to_json(NEW, orient='records', lines=True)"
+_PANDAS = (
+    "type in Python: import pandas; pandas.{}(FILE{}, dtype=str, keep_default_na=False)"  # else 'None' becomes null
+    ".to_json(NEW, orient='records', lines=True)"
+)
+_ARROW = "type in Python: from pyarrow import {0}, parquet; parquet.write_table({0}.read_table(FILE), 'NEW.parquet')"
 
 
 def _text_in(encoding: str) -> tuple[str, str]:
@@ -59,7 +63,8 @@ def _text_in(encoding: str) -> tuple[str, str]:
 
 
 _FIRST_BYTES = {
-    b"ARROW1\0\0": ("an Arrow file (Feather)", _PANDAS.format("read_feather", "")),
+    b"ARROW1\0\0": ("an Arrow file (Feather)", _ARROW.format("feather")),
+    b"ORC": ("an ORC file", _ARROW.format("orc")),
     b"SQLite format 3\0": ("an SQLite database", _CONVERT),
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an Excel file", _PANDAS.format("read_excel", "")),
     b"PK\x03\x04": ("a zip archive or an Excel file", f"{_UNPACK}; or {_PANDAS.format('read_excel', '')}"),

@@ -30,6 +30,7 @@ class FieldUse:
         trained: those fields of `read` that are trained.
         answers: True: rows are answers to something; False: documents or rollouts.
         pairs: True: each record is a better and a worse answer.
+        also: fields that adapters and chat templates read if a record has them.
 
     >>> sorted(bp.FieldUse(read=frozenset({"prompt"}), kept={"label": "keeps it beside the tokens"}).known)
     ['label', 'prompt']
@@ -40,11 +41,17 @@ class FieldUse:
     trained: frozenset[str] = frozenset()
     answers: bool = True
     pairs: bool = False
+    also: frozenset[str] = frozenset()
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """The fields that become tokens or say which tokens are trained: records that are equal in these are copies."""
+        return self.read | self.also
 
     @property
     def known(self) -> frozenset[str]:
         """The fields that are read or kept."""
-        return self.read | frozenset(self.kept)
+        return self.tokens | frozenset(self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
         look = _look_of(field)
         if look is None or (use.pairs and look not in _OF_RECORDS):
             continue
-        if field.name in use.read and field.top not in use.kept and look is not _worse:
+        if field.name in use.tokens and field.top not in use.kept and look is not _worse:
             continue  # the label of a classifier is its answer
         said = [each for each in values if not _is_silent(each[1])]
         if not said or (seen := look(said)) is None:

@@ -305,10 +305,10 @@ class Input:
         except FileNotFoundError:
             raise  # see `_stream`
         except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-            kind = source.compression or "text"
-            raise InputError(
-                f"{source.path!r} cannot be read as {kind} ({error}): repair it, rename it, or leave it out"
-            ) from None
+            kind, advice = source.compression or "text", "repair it, rename it, or leave it out"
+            if "too much memory" in str(error):
+                advice = "type: zstd -dc --long=31 FILE > NEW"
+            raise InputError(f"{source.path!r} cannot be read as {kind} ({error}): {advice}") from None
         if self._position is not None:
             self._position.stored = self._packed.tell()
         if self._unseen and size > 0:

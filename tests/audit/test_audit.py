@@ -131,6 +131,14 @@ def test_what_the_config_drops_is_a_finding_if_it_is_much(tmp_path: Path) -> Non
     assert names(of_records(tmp_path, records, config)) == set()
 
 
+def test_records_that_differ_in_an_id_that_is_kept_are_copies(tmp_path: Path) -> None:
+    records = [
+        {"text": f"Page {n % 50} is about the sea, the wind, the harbour and the ships.", "id": n} for n in range(90)
+    ]
+    config = texts(preprocessing={"eos": "if_missing"}, output={"keep_fields": ["id"]})
+    assert names(of_records(tmp_path, records, config)) == {"duplicates"}
+
+
 @pytest.mark.parametrize(("pairs", "frequent", "share"), [(600, 0, 0.06), (20, 20, 0.0)])
 def test_the_share_of_copies_is_that_of_the_input(pairs: int, frequent: int, share: float, tmp_path: Path) -> None:
     written = [f"Page {number} is about the sea, the wind and the {number} ships." for number in range(10_000)]

@@ -68,7 +68,7 @@ def advised(mend: str, given: dict[str, Any]) -> dict[str, Any] | None:
 
 ADVISED = {
     *("role_not_in_data", "role_not_in_mask", "answers_not_trained", "double_bos", "no_bos", "cut_off", "answers_cut"),
-    *("control_tokens", "date_wanted"),
+    *("control_tokens", "date_wanted", "duplicates"),
 }
 """Findings whose advice is a part of a config, whole."""
 

@@ -5,11 +5,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import example, given
 
+import beam_prep as bp
 from beam_prep.data.block import InputFile
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, canonical, key_records, normalized
 from beam_prep.reading.records import RawBlock, Records, parse
+from beam_prep.recipe import key_steps
 from tests.compose import naive
 from tests.compose.oracle import key_of
 
@@ -78,3 +81,27 @@ def test_records_without_what_is_digested_are_rejected_or_have_no_key() -> None:
     assert (kept.digests[SPLIT] == NO_KEY).tolist() == [True, False, False, False]
     assert not kept.status.any()
     assert np.unique(kept.digests[SPLIT]).size == 4
+
+
+CHAT: dict[str, Any] = {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]}
+HI = {"conversations": [{"from": "human", "value": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "one", "other"),
+    [
+        (CHAT | {"adapter": "alpaca"}, {"instruction": "a", "output": "b", "input": "c"}, {"input": "d"}),
+        (CHAT | {"adapter": {"name": "alpaca", "input": "x"}}, {"instruction": "a", "output": "b"}, {"x": "d"}),
+        (CHAT | {"adapter": "sharegpt"}, {"system": "a", **HI}, {"system": "b"}),
+        (CHAT, {"messages": [{"role": "user", "content": "Hi"}]}, {"tools": [{"name": "a"}]}),
+        ({"adapter": "tokenized"}, {"input_ids": [1, 2], "labels": [-100, 2]}, {"labels": [1, 2]}),
+    ],
+)
+def test_records_that_differ_in_an_optional_field_that_is_read_are_no_copies(
+    settings: dict[str, Any], one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    config = bp.PipelineConfig.from_dict({"input": settings, "preprocessing": {"deduplicate": {}}})
+    (step,) = key_steps(config)
+    records = bp.testing.records([one, one | other, one | {"id": 1}])
+    first, changed, copy = step.step()(records).ledger.digests[DUPLICATE].tolist()
+    assert first == copy != changed

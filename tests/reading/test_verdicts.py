@@ -111,6 +111,11 @@ def test_a_field_that_the_config_uses_marks_nothing_as_bad(
     assert bad == ()
 
 
+def test_the_mask_of_tokenised_records_is_no_label() -> None:
+    records = [{"input_ids": [1], "loss_mask": mask} for mask in ([True], [False], [True, False])]
+    assert not verdicts(records, bp.PipelineConfig.from_dict({"input": {"adapter": "tokenized"}}).field_use)
+
+
 def test_the_warning_is_one_line_with_the_mend() -> None:
     records = answered("label", True, False, False)
     text = warning_of(verdicts(records, bp.PipelineConfig.from_dict(PAIR).field_use), 3)

@@ -187,6 +187,12 @@ def test_a_damaged_file_is_one_error_that_names_it(name: str, tmp_path: Path) ->
     assert (f"cannot be read as {kind} (" if kind else "is compressed, but its name does not end in ") in message
 
 
+def test_a_frame_with_a_long_window_is_said_to_need_a_command(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd\0\xa8\x11\0\0{}")  # a window of 2 GB
+    with pytest.raises(InputError, match=r"too much memory.*: type: zstd -dc --long=31 FILE > NEW$"):
+        blocks(tmp_path / "x.jsonl.zst")
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, zst])
 def test_no_cut_and_no_flipped_bit_is_taken_for_the_end(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     data = lines(6)
