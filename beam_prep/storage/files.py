@@ -95,7 +95,9 @@ def _listed(pattern: str) -> list[str]:
 
 def _match(pattern: str) -> list[InputFile]:
     if is_local(pattern):
-        found = [pattern] if os.path.lexists(pattern) else _globbed(pattern)
+        found = [pattern] if os.path.lexists(pattern) else []
+        if not found and glob.has_magic(pattern):
+            found = glob.glob(pattern, recursive=True)
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
         files = [file for path in sorted(found, key=os.fsencode) for file in _files_of_folder(path) or [path]]
@@ -117,16 +119,6 @@ def _match(pattern: str) -> list[InputFile]:
         InputFile(each.path, each.size, each.updated, compression_of(each.path), each.version, each.checksum)
         for each in stored
     ]
-
-
-def _globbed(pattern: str) -> list[str]:
-    """The paths of a glob. A folder of the pattern that cannot be read is an InputError: `glob` would skip it."""
-    for inside, folder in itertools.pairwise((Path(pattern), *Path(pattern).parents)):
-        rights = os.X_OK | os.R_OK if glob.has_magic(inside.name) else os.X_OK
-        for found in glob.iglob(str(folder), recursive=True):
-            if os.path.isdir(found) and not os.access(found, rights):
-                raise InputError(f"cannot read in {found!r}: permission denied; allow it (chmod u+rx), or leave it out")
-    return glob.glob(pattern, recursive=True)
 
 
 def _files_of_folder(folder: str) -> list[str] | None:
