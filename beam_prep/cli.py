@@ -114,8 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command's arguments; None means those of this process.
     """
-    # After `>&-`, the next file would get its number, and all that libraries print.
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")  # for JSON and marks of trained text, whatever the locale
     words = list(sys.argv[1:] if arguments is None else arguments)

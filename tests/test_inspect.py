@@ -259,13 +259,11 @@ def test_a_reader_that_goes_away_is_no_error(chats: Dataset) -> None:
 
 
 @pytest.mark.parametrize("command", ["cat", "inspect", "verify"])
-def test_stdout_may_be_closed_or_of_another_encoding(command: str, chats: Dataset) -> None:
+def test_stdout_may_have_another_encoding(command: str, chats: Dataset) -> None:
     words = [sys.executable, "-m", "beam_prep.cli", command, str(chats.path)]
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(words, capture_output=True, cwd=ROOT, env=ascii_only, check=True)
     assert ("⟦" in done.stdout.decode("utf-8")) == (command == "inspect")
-    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], stderr=subprocess.PIPE, cwd=ROOT, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # Before a run

@@ -55,8 +55,8 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
             found[domain] = int(_exact(each.epochs) * there[domain])
     fixed = sum(found.values()) + sum(tokens for domain, tokens in there.items() if domain not in wanted)
     shares = {domain: _exact(each.share) for domain, each in wanted.items() if each.share is not None}
-    left = 1 - sum(shares.values())
-    left = left if abs(left) > 1e-9 else Fraction(0)  # three thirds, as floats, are 1
+    left = 1 - sum(shares.values(), Fraction(0))
+    left = left if abs(float(left)) > 1e-9 else Fraction(0)  # three thirds, as floats, are 1
     if shares and (left > 0) != (fixed > 0):
         raise RunError(
             f"output.mix: the shares add up to {float(1 - left):g}, and the other domains have {fixed:,} tokens: "

@@ -166,7 +166,9 @@ def test_unread_fields_that_repeat_what_is_read_are_no_finding(tmp_path: Path) -
 def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_path: Path) -> None:
     config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
     asked = {"role": "user", "content": "When?"}
-    silent = [{"role": "assistant", "content": "", key: "So"} for key in ("reasoning", "thinking")]
+    silent: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", key: "So"} for key in ("reasoning", "thinking")
+    ]
     silent += [{"role": "tool", "content": ""}, {"role": "assistant", "parts": [{"text": "At noon."}]}]
     head = {"role": "system", "content": ""}
     assert "empty_turns" not in names(of_records(tmp_path, [{"messages": [head, asked, *silent]}], config))
