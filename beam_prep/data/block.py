@@ -95,8 +95,8 @@ ADVICE = {
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "not_text": '"input": {"not_text": "drop_parts"}, which keeps the text; or take these records out',
     "missing_source": "check the field names in the config; complete the records, or take them out",
-    "template_error": "mend what the template refuses (unknown roles, messages, tools or calls of another form: "
-    'docs/which_config.md has a script), or give another template: "input": {"chat_template": ...}',
+    "template_error": "mend what the template refuses (unknown roles, messages or calls of another form: "
+    'docs/which_config.md), or give another template: "input": {"chat_template": ...}',
     "unsupported_part": 'convert the parts: a text to the type "text", calls to `tool_calls` (docs/which_config.md)',
     "unknown_role": '"input": {"adapter": {"name": "sharegpt", "roles": {"<their name>": "assistant"}}}',
     "last_not_assistant": 'end these conversations with an answer, or use "action": "$role"',
