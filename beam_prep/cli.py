@@ -88,7 +88,7 @@ _SPLIT = _argument(
 _OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3://")
 
 
-_TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
