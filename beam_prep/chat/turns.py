@@ -511,7 +511,7 @@ class Turns:
             return begin  # the prompt opens this, and the history leaves it out
         following = None if place.end > place.begin else tokens.special.search(text, begin)
         stop = following.start() if following else place.begin
-        if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, stop):
+        if _TAGS.fullmatch(left) and (matched or not following) and tokens.only_tags.fullmatch(text, begin, stop):
             # The opening of the reasoning may be missing if the text in its place has no other word.
             instead, missing = set(_WORDS.findall(text, begin, stop)), set(_WORDS.findall(left))
             alike = not tokens.special.search(left) or tokens.special.search(text, begin, stop)

@@ -304,6 +304,13 @@ def test_an_empty_answer_ends_with_its_end_token_where_its_header_goes_on_behind
     assert trained(source, talk("q", "", "r", "b"), tokens={"eos_token": "</s>"}) == wanted
 
 
+def test_an_empty_answer_is_not_trained_from_its_header_where_the_prompt_has_none() -> None:
+    think = PROMPT.replace("<|im_start|>assistant\n", "\n<think>\n\n</think>\n\n")
+    source = CHATML.replace(PROMPT, think).replace("m.content", "m.content | trim")
+    assert trained(source, talk("q", " \n")) == []
+    assert trained(source, talk("q", "a")) == "turn_begin"
+
+
 # A greeting
 
 
