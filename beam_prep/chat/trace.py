@@ -179,7 +179,7 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
         keys = {segments[k].keys for k in piece}
         if keys <= seen and all(_is_name(segments[k]) for k in piece):
             continue
-        if keys & seen:
+        if keys & seen or ("*",) in seen:  # a whole message repeats each of its texts
             foreign = next(each for each in segments[first[-1] : piece[0]] if each.index != index)
             apart = f"between its texts stands {foreign}"
         seen |= keys

@@ -482,8 +482,9 @@ class Turns:
         begin = at + _shared_blanks(_blanks(header.text, done), text, at, until)
         if done < closing:
             return None
-        if not left:
-            return begin
+        if not left:  # an empty answer may stand further behind, if blanks of the header are missing here
+            lacks_blanks = header.text[-1:].isspace() and not text[begin - 1 : begin].isspace()
+            return None if lacks_blanks and place.end == place.begin else begin
         matched = header.text[header.closing : done].strip()
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):

@@ -311,6 +311,21 @@ def test_an_empty_answer_is_not_trained_from_its_header_where_the_prompt_has_non
     assert trained(source, talk("q", "a")) == "turn_begin"
 
 
+def test_an_empty_answer_behind_a_header_that_goes_on_otherwise_than_the_prompt_is_not_trained() -> None:
+    source = CHATML.replace("m.content", "m.content or ''")
+    source = source.replace("m.role + '\n'", "m.role + ('<|im_end|> \n' if m.role == 'assistant' else '\n')")
+    assert trained(source, talk("q", "")) == []
+    assert trained(source, talk("q", "a")) == "turn_apart"
+
+
+def test_an_answer_that_is_written_as_json_and_again_as_text_is_no_turn_in_pieces() -> None:
+    """Also if the template writes another message's text between both."""
+    again = "{{ m | tojson + messages[0].content + '<|im_end|><|im_start|>assistant\n' if m.role == 'assistant' }}"
+    source = CHATML.replace("{{ m.content }}", again + "{{ m.content }}")
+    for question in (" ", "q"):
+        assert trained(source, talk(question, "a")) == "turn_apart"
+
+
 # A greeting
 
 
