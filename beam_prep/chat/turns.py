@@ -482,9 +482,10 @@ class Turns:
         begin = at + _shared_blanks(_blanks(header.text, done), text, at, until)
         if done < closing:
             return None
-        if not left:  # an empty answer may stand further behind, if blanks of the header are missing here
+        if not left:  # an empty answer may stand further behind, if a token takes the place of the header's blanks
             lacks_blanks = header.text[-1:].isspace() and not text[begin - 1 : begin].isspace()
-            return None if lacks_blanks and place.end == place.begin else begin
+            is_token = place.end == place.begin and tokens.special.match(text, begin)
+            return None if lacks_blanks and is_token else begin
         matched = header.text[header.closing : done].strip()
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
