@@ -184,9 +184,7 @@ class Facts:
         tokens = self.tokens
         runs = [(tail, tokens.only_special.match(tail, at), tokens.only_tags.match(tail, at)) for tail, at in first]
         # Of tags alone behind the answer, another special token may be the end.
-        nothing_follows = not any(
-            run and tags and special.search(tail, run.end(), tags.end()) for tail, run, tags in runs
-        )
+        is_last = not any(run and tags and special.search(tail, run.end(), tags.end()) for tail, run, tags in runs)
         for tail in behind:
             token = special.search(tail)
             begin = token.start() if token else 0
@@ -194,11 +192,8 @@ class Facts:
                 ended, at = tail[begin : token.start()], token.end()
                 rests = [prompt.partition(token[0])[2] for prompt in self.prompts if not ended and token[0] in prompt]
                 # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
-                at_end = (
-                    bool(first)
-                    and nothing_follows
-                    and all(each.startswith(ended + token[0], start) for each, start in first)
-                )
+                at_end = all(each.startswith(ended + token[0], start) for each, start in first)
+                at_end = at_end and is_last and bool(first)
                 followed = any(special.match(rest.lstrip()) for rest in rests or [tail[at:]])
                 # Behind another token, and directly before a third one, it may begin a header all the same.
                 between = bool(ended) and special.match(tail, at) is not None
@@ -483,9 +478,8 @@ class Turns:
         if done < closing:
             return None
         if not left:  # an empty answer may stand further behind, if a token takes the place of the header's blanks
-            lacks_blanks = header.text[-1:].isspace() and not text[begin - 1 : begin].isspace()
             is_token = place.end == place.begin and tokens.special.match(text, begin)
-            return None if lacks_blanks and is_token else begin
+            return None if is_token and header.text[-1:].isspace() and not text[begin - 1].isspace() else begin
         matched = header.text[header.closing : done].strip()
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
