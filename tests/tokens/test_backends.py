@@ -3,6 +3,7 @@
 import functools
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -269,9 +270,10 @@ CONTENTS = (
     "<t>", "ab", "b<x>", "[M]", "  ", "\n\n", "\t", "the", "\u00e9", "e\u0301", "\u226e", " b", "<t>x", "a", "\u2126"
 )  # fmt: skip
 AROUND = (*CONTENTS, " ", "\n", "x", "e", "<", "\u0301", "\u0338", "\u03a9", "\u08d3\u0651", "the end")
+# Two tokens that are one text when they are normalised make a tokenizer that is refused.
 ADDED = st.lists(
     st.tuples(st.sampled_from(CONTENTS), st.frozensets(st.sampled_from(FLAGS), max_size=3)),
-    min_size=1, max_size=3, unique_by=lambda token: token[0],
+    min_size=1, max_size=3, unique_by=lambda token: unicodedata.normalize("NFC", token[0]),
 )  # fmt: skip
 
 
