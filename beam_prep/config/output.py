@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Iterator
-from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -12,6 +11,7 @@ from beam_prep.config.strict import DType, Formats, Name, Problem, Strict, Text,
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.schema import FILE, OFFSET, MetadataType, metadata_column
 from beam_prep.hints import shown
+from beam_prep.shards.compose import rest
 from beam_prep.shards.pack import Packing
 
 
@@ -247,10 +247,8 @@ class OutputConfig(Strict):
         return {**{column: name for column, name in found.items() if column in columns}, **self.names}
 
     def _problems(self) -> Iterator[Problem]:
-        if self.splits is not None:
-            total = sum((Fraction(str(share)) for share in self.splits.values()), Fraction(0))
-            if abs(float(total - 1)) > 1e-9:
-                yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
+        if self.splits is not None and (left := rest(self.splits.values())):
+            yield ("splits",), f"found shares that add up to {float(1 - left):g}; they must add up to 1"
         for name in filter(_NO_SPLITS.fullmatch, self.splits or ()):
             yield ("splits", name), "found a split with a reserved name: choose another"
         for name in ("split_key", "split_seed", "split_missing"):
@@ -264,10 +262,8 @@ class OutputConfig(Strict):
                 yield ("split_missing",), f"found {self.split_missing!r}; it works only with output.split_key"
         if self.mix is not None and self.shuffle is None:
             yield ("mix",), 'found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}'
-        if self.mix is not None:
-            shares = sum((Fraction(str(each.share or 0)) for each in self.mix.values()), Fraction(0))
-            if float(shares - 1) > 1e-9:
-                yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
+        if self.mix is not None and (left := rest(each.share or 0 for each in self.mix.values())) < 0:
+            yield ("mix",), f"found shares that add up to {float(1 - left):g}; at most 1"
 
     def metadata(self) -> dict[str, str]:
         """Metadata column -> dtype."""

@@ -74,7 +74,8 @@ def _parse_carefully(
         elif "infinity" in str(error):
             found = Reject("bad_number", str(error))
         elif constants is None:
-            lacks = "; JSON has no NaN and no Infinity: write null" * text.startswith(("NaN", "Infinity"), error.pos)
+            is_constant = text.startswith(("NaN", "Infinity"), error.pos)
+            lacks = "; JSON has no NaN and no Infinity: write null" if is_constant else ""
             raise Reject("bad_json", _BOM if text.startswith("\ufeff") else f"{error}{lacks}")
     if _deeper_than(MAX_DEPTH, line):
         raise too_deep

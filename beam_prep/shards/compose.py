@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -15,6 +15,12 @@ from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
 from beam_prep.shards.receipts import BlockReceipt, Copies, RowIndex, View
+
+
+def rest(shares: Iterable[float | Fraction]) -> Fraction:
+    """What shares leave of 1; 0 within 1e-9, since three floats of a third do not add up to 1."""
+    left = 1 - sum((Fraction(str(share)) for share in shares), Fraction(0))
+    return left if abs(left) > Fraction(1, 10**9) else Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Splits:
     @classmethod
     def of(cls, shares: Mapping[str, float], seed: int = 0, missing: str | None = None) -> "Splits":
         """Splits from a mapping of name to share, in order."""
-        if abs(float(sum(Fraction(str(share)) for share in shares.values()) - 1)) > 1e-9 or min(shares.values()) <= 0:
+        if rest(shares.values()) or min(shares.values()) <= 0:
             raise ValueError(f"shares are {dict(shares)}, wanted numbers above 0 that add up to 1")
         return cls(tuple(shares), tuple(shares.values()), seed, missing)
 

@@ -429,7 +429,8 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
         if changed := counters.get(name):
             texts.append(f"{noun} of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
-        texts.append(f'the history lacks the reasoning of {less:,} messages: "turns": "auto" in "input" gives it back')
+        told = counted(less, "message")
+        texts.append(f'the history lacks the reasoning of {told}: "turns": "auto" in "input" gives it back')
     if dropped := counters.get("rows_dropped"):
         texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
     if found.cut:

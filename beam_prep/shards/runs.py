@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, changes
 from beam_prep.errors import RunError
-from beam_prep.shards.compose import ALL, MOST_EPOCHS, Arranged, Compose, Mix, Place, Taken, domain_of, split_of
+from beam_prep.shards.compose import ALL, MOST_EPOCHS, Arranged, Compose, Mix, Place, Taken, domain_of, rest, split_of
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.slices import Merge, ShardPlan, first_lines, numbered
 
@@ -55,8 +55,7 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
             found[domain] = int(_exact(each.epochs) * there[domain])
     fixed = sum(found.values()) + sum(tokens for domain, tokens in there.items() if domain not in wanted)
     shares = {domain: _exact(each.share) for domain, each in wanted.items() if each.share is not None}
-    left = 1 - sum(shares.values(), Fraction(0))
-    left = left if abs(float(left)) > 1e-9 else Fraction(0)  # three thirds, as floats, are 1
+    left = rest(shares.values())
     if shares and (left > 0) != (fixed > 0):
         raise RunError(
             f"output.mix: the shares add up to {float(1 - left):g}, and the other domains have {fixed:,} tokens: "
