@@ -205,7 +205,7 @@ class Guard:
         Raises:
             Reject: `control_token`: a token begins or ends within a piece, or spans several pieces.
         """
-        if self.rule == "keep":
+        if self.rule == "keep" or not said:
             return
         begins = [each.begin for each in said]
         for found in self._anywhere.exact.finditer(text):

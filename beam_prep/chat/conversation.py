@@ -63,6 +63,7 @@ class Conversations:
         assert chat_format.template is not None
         self._output, self._chat_format, self._template = output, chat_format, chat_format.template
         self._roles, self._weights = roles, weights
+        self._fields = " + ".join(section.field for section in output.sections)
         self.counted: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
         self.compares = False
@@ -90,15 +91,7 @@ class Conversations:
         return [*self._apart(chat, trained, rule.auto)]
 
     def _together(self, chat: _Chat) -> Piece:
-        replays = not self._chat_format.plain and self._chat_format.rules.mask_options is None
-        replayed = self._template.replay(chat.messages, **chat.variables) if replays else None
-        if replayed is not None and not self.compares:
-            rendered = replayed
-            self._count(rendered, chat.messages)
-        else:
-            rendered = self._rendered(chat)
-            if replayed is not None:
-                self.made[DIFFERENT] += (replayed.text, replayed.turns) != rendered[:2]
+        rendered = self._rendered(chat)
         prompt_end = -2
         if chat.answer is not None:
             prompt = self._template.text(chat.messages[: chat.answer], True, **chat.variables)
@@ -171,12 +164,15 @@ class Conversations:
 
     def _rendered(self, chat: _Chat, first: int = 0) -> RenderedChat:
         """A rendered conversation, with the turns of the messages from `first` on: earlier ones are done."""
-        render = self._template.render_plainly if self._chat_format.plain else self._template.render
-        fields = " + ".join(section.field for section in self._output.sections)
+        replays = self._chat_format.rules.mask_options is None
+        fields = self._fields
         try:
-            rendered = render(chat.messages, **chat.variables)
+            if self._chat_format.plain:
+                rendered = self._template.render_plainly(chat.messages, **chat.variables)
+            else:
+                rendered = self._template.render(chat.messages, replays, **chat.variables)
             if self.compares:
-                self._compare(rendered, chat)
+                rendered = self._compared(rendered, chat)
             self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
         except Reject as reject:
             empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
@@ -208,10 +204,14 @@ class Conversations:
                 self.counted[name] = max(self.counted[name], count)  # the largest count of several rows
         return rendered
 
-    def _compare(self, rendered: RenderedChat, chat: _Chat) -> None:
-        """Compares a conversation with transformers' own rendering."""
+    def _compared(self, rendered: RenderedChat, chat: _Chat) -> RenderedChat:
+        """Compares a conversation with transformers' own rendering, and what is replayed with our own."""
         self.made["conversations_compared"] += 1
+        if rendered.replayed:
+            replayed, rendered = rendered, self._template.render(chat.messages, **chat.variables)
+            self.made[DIFFERENT] += replayed[:2] != rendered[:2]
         self.made[DIFFERENT] += self._template.differs(rendered, chat.messages, **chat.variables)
+        return rendered
 
     def _count(self, rendered: RenderedChat, messages: Sequence[Message]) -> None:
         """Counts turns whose marks leave out their end, or include their header; and reasoning within contents."""

@@ -170,7 +170,9 @@ def _raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(without_addresses(written(message)))
 
 
-_AS_IT_IS = json.JSONEncoder(ensure_ascii=False, check_circular=False)  # templates cannot make circular values
+# json.dumps would make a new encoder each time. Templates cannot make circular values.
+json_of = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+"""The JSON of a value, as `tojson` without arguments writes it."""
 
 
 def _tojson(
@@ -180,7 +182,7 @@ def _tojson(
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
         if raw is x:
             limits.weigh(x)
-        made = _AS_IT_IS.encode(raw)  # json.dumps would make a new encoder each time
+        made = json_of(raw)
     else:
         limits.expect_growth("tojson", raw, indent, separators)
         made = json.dumps(raw, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

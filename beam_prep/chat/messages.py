@@ -33,10 +33,11 @@ def are_plain(messages: Sequence[Any]) -> bool:
 
 
 def is_plain(message: Any) -> bool:
-    """True if a message has exactly a role and a content, both strings."""
+    """True if a message has exactly a role, not `function` (see `is_legacy`), and a content, both strings."""
     if type(message) is not dict or len(message) != 2:
         return False
-    return type(message.get("role")) is str and type(message.get("content")) is str
+    role = message.get("role")
+    return type(role) is str and type(message.get("content")) is str and role != "function"
 
 
 def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
@@ -103,6 +104,7 @@ class Forms:
         elif tool_arguments != "as_is":
             self.objects = tool_arguments == "object"
         self.fills = self._needs_content()
+        self._plain = True not in self.parts.values()
         self._any = self.fills or self.objects is not None or any(form is not None for form in self.parts.values())
         self._takes_calls, self._takes_results, self._ids = self._legacy_forms()
 
@@ -150,6 +152,9 @@ class Forms:
             Reject: `bad_arguments`: arguments are no JSON object, and the template takes objects.
         """
         changed: dict[str, int] = {}
+        if self._plain and are_plain(messages):
+            return messages, changed  # the most frequent case
+        messages = [for_template(message) for message in messages]
         if self._ids.fits or any(map(is_legacy, messages)):
             messages, ids = self._without_legacy(messages)
             changed = {"tool_ids_changed": ids}

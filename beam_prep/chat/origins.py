@@ -281,7 +281,20 @@ class Nodes(list):  # type: ignore[type-arg]
         self._raw, self._origin = raw, origin
 
 
-RAW = frozenset((str, dict, list))
+class Sealed(dict):  # type: ignore[type-arg]
+    """An object of which a template may only write the JSON, for `replay`. It is its own node."""
+
+    _origin: Origin
+
+    @property
+    def _raw(self) -> "Sealed":
+        return self
+
+    def __bool__(self) -> bool:
+        return True
+
+
+RAW = frozenset((str, dict, list, Sealed))
 """Types of values that are wrapped when they are read."""
 
 
@@ -299,7 +312,11 @@ def wrap(value: Any, origin: Origin) -> Any:
         return one(value, origin)
     if kind is dict:
         return Node(value, origin)
-    return Nodes(value, origin, [wrap(each, origin) for each in value]) if kind is list else value
+    if kind is list:
+        return Nodes(value, origin, [wrap(each, origin) for each in value])
+    if kind is Sealed:
+        value._origin = origin
+    return value
 
 
 @functools.lru_cache(1 << 14)

@@ -1,11 +1,12 @@
-"""Renders plain chats of a known kind without the template, by joining constants and contents.
+"""Renders chats of a known kind without the template, by joining constants and values of the chat.
 
-A kind is given by roles and variables. When a kind comes for the second time, one chat is rendered while every
-operation on its texts is watched. An operation that returns a bool or an int becomes a guard, and so does one that
-returns the text itself (`strip` of a text without blanks around it). If the template does anything else with a text,
-the kind is not replayed. Only plain texts are replayed: of two characters or more, without blanks around them, without
-the first characters of a special token. Then the spans of `turns` are constant, too. `ChatTemplate.render` gives the
-same result; a sample of each block is compared with it.
+A kind is given by the roles, the keys of messages, calls and tools, and the variables. When a kind has come often, one
+chat is rendered while every operation on its texts is watched. An operation that returns a bool or an int becomes a
+guard, and so does one that returns the text itself (`strip` of a text without blanks around it). Of arguments of calls
+and parameters of tools, a template may only write the JSON. If the template does anything else with a value, the kind
+is not replayed. Only plain texts are replayed: of two characters or more, without blanks around them, without the first
+characters of a special token. Then the spans of `turns` are constant, too. `ChatTemplate.render` without replay gives
+the same result; a sample of each block is compared with it.
 """
 
 import bisect
@@ -14,19 +15,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import jinja2
 from jinja2 import nodes
 
-from beam_prep.chat.messages import Message, not_rendered
-from beam_prep.chat.origins import Text, parts_of
+from beam_prep.chat.environment import json_of
+from beam_prep.chat.messages import Message, are_plain, not_rendered
+from beam_prep.chat.origins import RAW, Constant, Node, Nodes, Sealed, Text, one, parts_of
 from beam_prep.chat.renderer import RENDERING, Renderer, Tokens
 from beam_prep.chat.trace import trace
-from beam_prep.chat.turns import Facts, Ranges, Turn, Turns
+from beam_prep.chat.turns import Facts, Ranges, Turn, Turns, accounted
 from beam_prep.data.block import Reject
 
 Variables = Mapping[str, Any]
 
 _MOST = 1000
 """Most kinds that are kept."""
+_OFTEN = 5
+"""How often a kind comes before it is learned. Many conversations of agents come twice; a plan costs a rendering."""
+_LONGEST = 1 << 16
+"""Most characters of the texts that are joined. Longer ones may exceed a limit of a rendering."""
+_LEVELS, _LEVELS_OF_TOOL = 3, 2
+"""Levels of objects whose keys are a part of the kind: message, call and function; tool and function."""
 _UNSEEN = frozenset("int float filesizeformat wordcount in sameas escaped".split())
 """Filters and tests that read a text without calling a method of it."""
 _WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
@@ -36,12 +45,15 @@ _SAME = object()
 """Stands for the text that an operation was called on."""
 
 
-class _NotReplayable(Exception):
-    """An operation on a text cannot be replayed."""
+class _NotReplayable(BaseException):
+    """An operation on a value cannot be replayed. Not an Exception, which some of jinja's tests catch."""
 
+
+Value = tuple[int, bool]
+"""(number of a text or an object of a chat, see `_kind`; whether its JSON is meant)"""
 
 Guard = tuple[int, str, tuple[Any, ...], Any]
-"""(text, operation, arguments, encoded result: see `_encoded`)"""
+"""(number of a text, operation, arguments, encoded result: see `_encoded`)"""
 
 
 Places = list[tuple[int, int, int, int]]
@@ -52,18 +64,19 @@ class Plan(NamedTuple):
     """The rendering of a kind of chats.
 
     Attributes:
-        parts: constants and contents, alternating; the first and the last are constants.
-        order: the numbers of the texts, in the order of the rendering.
+        parts: constants and values, alternating; the first and the last are constants.
+        order: the values, in the order of the rendering.
         turns: (message, its spans, its spans by the rule) of each turn, see `Turn`.
-        marked: see `RenderedChat`.
+        marked, reasoned: see `RenderedChat`.
         guards: conditions on the texts.
         rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
     """
 
     parts: list[str]
-    order: list[int]
+    order: list[Value]
     turns: list[tuple[int, Places, Places]]
     marked: bool
+    reasoned: int
     guards: list[Guard]
     rests: tuple[str, ...]
 
@@ -72,103 +85,181 @@ class Replay:
     """The known kinds of chats of a template.
 
     Args:
-        tree: the template's syntax tree.
+        environment, tree: the template's environment and syntax tree.
         tokens: the special tokens.
         renderer_of, facts_of: see `ChatTemplate`; by variables.
     """
 
     def __init__(
         self,
+        environment: jinja2.Environment,
         tree: nodes.Template,
         tokens: Tokens,
         renderer_of: Callable[[Variables], Renderer],
         facts_of: Callable[[Variables], Facts],
     ) -> None:
-        self._tokens, self._renderer_of, self._facts_of = tokens, renderer_of, facts_of
-        self._plans = dict[Any, Plan | None]()
+        self._environment, self._tokens = environment, tokens
+        self._renderer_of, self._facts_of = renderer_of, facts_of
+        self._plans = dict[Any, Plan | int | None]()
         self._possible = _is_readable(tree)
         # The first two characters of each special token.
         self._beginnings = tuple(sorted({token[:2] for token in tokens.texts if len(token) > 1}))
 
-    def find(self, messages: Sequence[Message], variables: Variables) -> tuple[str, list[Turn], bool] | None:
-        """(text, turns, whether they are marked) of a chat whose messages have a role and a content, both strings.
+    def find(self, messages: Sequence[Message], variables: Variables) -> tuple[str, list[Turn], bool, int] | None:
+        """(text, turns, whether they are marked, messages with reasoning); None: the chat has to be rendered.
 
-        None: the chat has to be rendered.
+        Args:
+            messages: in the form that the template takes.
+            variables: of the template.
         """
-        if not self._possible or "tools" in variables:
+        roles: Any = tuple([message["role"] for message in messages])
+        if not self._possible or self._seen(roles) == 1:
             return None
-        kind: Any = tuple([message["role"] for message in messages])
-        if variables:
-            kind = kind, repr(sorted(variables.items()))
-        plan, texts = self._plans.get(kind, _NEW), [message["content"] for message in messages]
-        if plan is None or not self._are_plain(texts):
+        leaves: list[Any] = []
+        kind = _kinds(messages, leaves)
+        said = len(leaves)
+        for name in sorted(variables):
+            value = variables[name]
+            kind += name, _kind(value, leaves, _LEVELS_OF_TOOL) if name == "tools" else repr(value)
+        key = tuple(kind)
+        plan = self._seen(key)
+        if plan == _OFTEN:
+            texts = [text for text in leaves[:said] if type(text) is str]
+            # Otherwise the rendering would not show that a template leaves out contents or arguments.
+            if self._are_plain(texts) and "{}" not in texts:
+                try:
+                    self._plans[key] = self._plan(messages, variables, leaves)
+                except (_NotReplayable, Reject):
+                    self._plans[key] = None
+        if not isinstance(plan, Plan):
             return None
-        if not plan.parts:
-            self._learn(kind, plan, messages, variables)
-            return None
-        if any(text.startswith(plan.rests) for text in texts):
+        written = [json_of(leaves[number]) if as_json else leaves[number] for number, as_json in plan.order]
+        if not self._are_plain(written) or (plan.rests and any(text.startswith(plan.rests) for text in written)):
             return None
         for number, name, arguments, wanted in plan.guards:
-            if _encoded(getattr(str, name)(texts[number], *arguments), texts[number]) != wanted:
+            if _encoded(getattr(str, name)(leaves[number], *arguments), leaves[number]) != wanted:
                 return None
         parts = plan.parts.copy()
-        parts[1::2] = said = [texts[number] for number in plan.order]
-        before = [0, *itertools.accumulate(map(len, said))]
+        parts[1::2] = written
+        before = [0, *itertools.accumulate(map(len, written))]
         turns = []
         for message, spans, rule in plan.turns:
             moved = _moved(spans, before)
             turns.append(Turn(message, moved, None, moved if rule == spans else _moved(rule, before)))
-        return "".join(parts), turns, plan.marked
+        return "".join(parts), turns, plan.marked, plan.reasoned
 
     def _are_plain(self, texts: list[str]) -> bool:
-        if [text.strip() for text in texts] != texts or min(map(len, texts), default=0) < 2:
+        if [text.strip() for text in texts] != texts or min(map(len, texts), default=2) < 2:
             return False
         together = "\n".join(texts)
-        return not any(beginning in together for beginning in self._beginnings)
+        return len(together) < _LONGEST and not any(beginning in together for beginning in self._beginnings)
 
-    def _learn(self, kind: Any, known: Plan, messages: Sequence[Message], variables: Variables) -> None:
-        """Makes the plan of a kind when it comes for the second time."""
-        while len(self._plans) >= _MOST:
-            del self._plans[next(iter(self._plans))]
-        try:
-            self._plans[kind] = _SEEN if known is _NEW else self._plan(messages, variables)
-        except (_NotReplayable, Reject):
-            self._plans[kind] = None
+    def _seen(self, key: Any) -> Plan | int | None:
+        """The plan of a kind, or how often it, or its roles, came, at most `_OFTEN`; None: it is not replayed."""
+        known = self._plans.get(key, 0)
+        if isinstance(known, int) and known < _OFTEN:
+            while not known and len(self._plans) >= _MOST:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = known = known + 1
+        return known
 
-    def _plan(self, messages: Sequence[Message], variables: Variables) -> Plan:
-        renderer = self._renderer_of(variables)
-        # Copies, so that each text is a separate object, by whose id it is found in the rendering.
-        messages = [{**message, "content": "".join([*message["content"]])} for message in messages]
-        numbers = {id(message["content"]): number for number, message in enumerate(messages)}
-        formed, _ = renderer.formed(messages)
-        with _watched(numbers) as guards:
-            pieces = renderer.pieces(formed)
-        parts, order = [""], list[int]()
+    def _plan(self, messages: Sequence[Message], variables: Variables, leaves: list[Any]) -> Plan:
+        # Copies, so that each value is a separate object, by whose id it is found in the rendering.
+        watched = _Watched(leaves)
+        copies = [_copied(message, _LEVELS) for message in messages]
+        tools = _copied(variables.get("tools"), _LEVELS_OF_TOOL)
+        _kinds(copies, watched.copies)
+        _kind(tools, watched.copies, _LEVELS_OF_TOOL)
+        watched.numbers = {id(copy): (number, False) for number, copy in enumerate(watched.copies)}
+        renderer = self._renderer_of(variables if tools is None else {**variables, "tools": tools})
+        with watched.watching(self._environment):
+            pieces = renderer.pieces(copies)
+        parts, order = [""], list[Value]()
         for value, origin in itertools.chain.from_iterable(map(parts_of, pieces)):
             if origin is None:
                 parts[-1] += value
             elif value:
-                order.append(_number(numbers, value))
+                order.append(watched.number(value))
                 parts += (value, "")
         if "" in parts[2:-1:2]:
             raise _NotReplayable  # a control token may begin in one text and end in the next
         begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in a constant and end in a text
-        rendering = trace(pieces)
-        facts = self._facts_of(variables)
-        found = Turns(renderer, facts, rendering, formed)
-        turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
+        rendering, facts = trace(pieces), self._facts_of(variables)
+        found = Turns(self._renderer_of(variables), facts, rendering, messages)
+        # Whether an id holds the name of its function, or a text has several words, is no part of the kind.
+        if not all("content" in message or message.get("tool_calls") for message in messages):
+            raise _NotReplayable
+        lost, reasoned = not_rendered(rendering, [*map(_without_ids, messages)], variables.get("tools"))
+        turns = accounted(found.all(), messages, {index for index, _ in lost})
         if not found.by_facts or any(turn.reason for turn in turns) or lost:
             raise _NotReplayable
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
-        checks = [(*asked, gives) for asked, gives in guards.items()]
         rests = tuple({rest.strip()[:2] for _, lacking in facts.gaps.values() for rest in lacking if rest.strip()})
-        return Plan(parts, order, placed, bool(rendering.generation), checks, rests)
+        guards = [(*asked, gives) for asked, gives in watched.guards.items()]
+        return Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests)
 
 
-_NEW, _SEEN = (Plan([], [], [], False, [], ()) for _ in range(2))
-"""Placeholders for plans, of kinds that came never, or once."""
+def _kinds(messages: Sequence[Message], found: list[Any]) -> list[Any]:
+    """The kind of each message. For `found` see `_kind`."""
+    if are_plain(messages) and all(contents := [message["content"] for message in messages]):
+        found += contents
+        return [message["role"] for message in messages]
+    return [_kind(message, found, _LEVELS) for message in messages]
+
+
+def _kind(value: Any, found: list[Any], levels: int) -> Any:
+    """What a chat has in common with others of its kind: everything but non-empty texts and deep objects.
+
+    Args:
+        value: a part of a chat.
+        found: gets all non-empty texts, lists and objects, in order.
+        levels: levels of objects whose keys are a part of the kind.
+    """
+    kind = type(value)
+    if kind not in RAW or not value:
+        return repr(value)
+    found.append(value)
+    if kind is list:
+        if len(value) > _MOST:
+            return object()  # ids of tokens: no other chat is of this kind
+        return kind, *[_kind(each, found, levels) for each in value]
+    if kind is str or not levels:
+        return kind
+    made: list[Any] = [dict]
+    for key, each in value.items():
+        if key == "role" and type(each) is str:
+            made += key, each
+        elif type(each) is str and each:  # the most frequent case
+            found.append(each)
+            made += key, str
+        else:
+            made += key, _kind(each, found, levels - 1)
+    return tuple(made)
+
+
+def _copied(value: Any, levels: int) -> Any:
+    """A copy with other texts, lists and objects, and with sealed objects where `_kind` does not look into them."""
+    kind = type(value)
+    if kind is str:
+        return "".join([*value])
+    if kind is list:
+        return [_copied(each, levels) for each in value]
+    if kind is not dict:
+        return value
+    if value and not levels:
+        return Sealed(value)
+    return {
+        key: each if key == "role" and type(each) is str else _copied(each, levels - 1) for key, each in value.items()
+    }
+
+
+def _without_ids(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{key: value for key, value in call.items() if key != "id"} for call in calls]}
 
 
 def _moved(places: Places, before: Sequence[int]) -> Ranges:
@@ -208,12 +299,6 @@ def _is_readable(tree: nodes.Template) -> bool:
     return True
 
 
-def _number(numbers: dict[int, int], value: str) -> int:
-    if id(value) not in numbers:
-        raise _NotReplayable
-    return numbers[id(value)]
-
-
 def _encoded(result: Any, text: str) -> Any:
     """The result of an operation, as a guard compares it; None: the result cannot be replayed."""
     if isinstance(result, bool | int):
@@ -224,56 +309,112 @@ def _encoded(result: Any, text: str) -> Any:
     return _SAME if isinstance(result, str) and str.__eq__(result, text) else None
 
 
-@contextmanager
-def _watched(numbers: dict[int, int]) -> Iterator[dict[Any, Any]]:
-    """Watches operations on texts. Yields (text, operation, arguments) -> encoded result."""
-    guards: dict[Any, Any] = {}
-    busy = False
+class _Watched:
+    """One rendering of copies of a chat's values, in which operations on them are watched.
 
-    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(self: Text, *arguments: Any) -> Any:
-            nonlocal busy
-            if busy:
-                return original(self, *arguments)
-            busy = True
+    Args:
+        leaves: the chat's values, see `_kind`.
+
+    Attributes:
+        copies: the copies of these values.
+        numbers: the id of each copy, and of each JSON -> what it is.
+        guards: (number of a text, operation, arguments) -> encoded result.
+    """
+
+    def __init__(self, leaves: list[Any]) -> None:
+        self.leaves = leaves
+        self.copies: list[Any] = []
+        self.numbers: dict[int, Value] = {}
+        self.guards: dict[tuple[int, str, tuple[Any, ...]], Any] = {}
+        self._busy = False
+
+    def number(self, value: Any) -> Value:
+        """What a value is.
+
+        Raises:
+            _NotReplayable: it is no value of the chat, and no JSON of one.
+        """
+        if id(value) not in self.numbers:
+            raise _NotReplayable
+        return self.numbers[id(value)]
+
+    @contextmanager
+    def watching(self, environment: jinja2.Environment) -> Iterator[None]:
+        """Watches operations on values."""
+        methods = {name: self._method(name, getattr(Text, name)) for name in _WATCHED}
+        changed: dict[type, dict[str, Any]] = {
+            # What `safe` and `escape` make has methods of its own.
+            Text: {**methods, "__bool__": lambda text: self._truth(text), "__html__": _refuse},
+            # What is compared or copied here is not watched.
+            **{kind: {"__eq__": _refuse, "__ne__": _refuse, "copy": _refuse} for kind in (Node, Nodes)},
+        }
+        with RENDERING:
+            before = {(kind, name): kind.__dict__.get(name) for kind, names in changed.items() for name in names}
+            tojson = environment.filters["tojson"]
             try:
-                result = original(self, *arguments)
+                for kind, name in before:
+                    setattr(kind, name, changed[kind][name])
+                environment.filters["tojson"] = self._tojson(tojson)
+                yield
+            finally:
+                environment.filters["tojson"] = tojson
+                for (kind, name), method in before.items():
+                    if method is None:
+                        delattr(kind, name)
+                    else:
+                        setattr(kind, name, method)
+
+    def _method(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(text: Text, *arguments: Any) -> Any:
+            if self._busy:
+                return original(text, *arguments)
+            self._busy = True
+            try:
+                result = original(text, *arguments)
                 if result is not NotImplemented:
-                    value = _encoded(result, self)
-                    if value is None or len(self._parts) != 1 or Text in map(type, arguments):
+                    value = _encoded(result, text)
+                    number, is_json = self.number(text._parts[0][0])
+                    if value is None or is_json or len(text._parts) != 1 or Text in map(type, arguments):
                         raise _NotReplayable
-                    guards[_number(numbers, self._parts[0][0]), name, arguments] = value
+                    self.guards[number, name, arguments] = value
                     # What is asked of a result that is the text is asked of the text.
                     if value is _SAME:
-                        return self
+                        return text
                     if isinstance(value, list):
-                        return [self if kind is _SAME else part for kind, part in zip(value, result, strict=True)]
+                        return [text if kind is _SAME else part for kind, part in zip(value, result, strict=True)]
                 return result
             finally:
-                busy = False
+                self._busy = False
 
         method.__name__ = name
         return method
 
-    def html(self: Text) -> str:
-        raise _NotReplayable  # what `safe` and `escape` make has methods of its own
-
-    def truth(self: Text) -> bool:
-        for value, origin in self._parts:
+    def _truth(self, text: Text) -> bool:
+        for value, origin in text._parts:
             if value and origin is not None:
-                _number(numbers, value)
-        return str.__len__(self) > 0
+                self.number(value)
+        return str.__len__(text) > 0
 
-    with RENDERING:
-        before = {name: Text.__dict__.get(name) for name in (*_WATCHED, "__bool__", "__html__")}
-        try:
-            for name in _WATCHED:
-                setattr(Text, name, watched(name, getattr(Text, name)))
-            Text.__bool__, Text.__html__ = truth, html  # type: ignore[attr-defined]
-            yield guards
-        finally:
-            for name, method in before.items():
-                if method is None:
-                    delattr(Text, name)
-                else:
-                    setattr(Text, name, method)
+    def _tojson(self, original: Callable[..., str]) -> Callable[..., str]:
+        def tojson(value: Any, *arguments: Any, **named: Any) -> str:
+            if type(value) in (str, int, float, bool, Constant) or value is None:
+                return original(value, *arguments, **named)
+            raw, origin = value._parts[0] if type(value) is Text else (value._raw, value._origin)
+            number, is_json = self.number(raw)
+            whole = type(value) is not Text or len(value._parts) == 1
+            if arguments or named or is_json or not whole or origin is None:
+                raise _NotReplayable
+            made = json_of(self.leaves[number])
+            self.copies.append(made)  # its id must not become another value's
+            self.numbers[id(made)] = number, True
+            return one(made, origin)
+
+        return tojson
+
+
+def _refuse(*_: Any) -> Any:
+    raise _NotReplayable
+
+
+for _name in {*dir(dict)} - {*dir(object)} | {"__eq__", "__ne__", "__repr__", "__str__", "__format__"}:
+    setattr(Sealed, _name, _refuse)

@@ -10,7 +10,6 @@ from beam_prep.chat.messages import (
     Lost,
     Message,
     ToolArguments,
-    are_plain,
     for_template,
     is_said,
     not_rendered,
@@ -135,6 +134,7 @@ class RenderedChat(NamedTuple):
         marked: the template's `{% generation %}` blocks are the spans of assistants.
         reasoned: number of messages whose reasoning the template wrote.
         said: the spans of the messages' own texts, in order.
+        replayed: made without the template; then `said` is empty.
     """
 
     text: str
@@ -144,6 +144,7 @@ class RenderedChat(NamedTuple):
     marked: bool = False
     reasoned: int = 0
     said: Sequence[SourceSpan] = ()
+    replayed: bool = False
 
 
 class ChatTemplate:
@@ -178,7 +179,9 @@ class ChatTemplate:
         self.compiled = compile_template(source, date)
         self._facts: dict[Any, Facts] = {}
         self.forms = Forms(self._shown, tool_arguments)
-        self._replay = Replay(self.compiled.environment.parse(source), self.tokens, self.with_variables, self.facts)
+        environment = self.compiled.environment
+        tree = environment.parse(source)
+        self._replay = Replay(environment, tree, self.tokens, self.with_variables, self.facts)
 
     def _shown(self, messages: list[Message]) -> str:
         return self.with_variables({}).written([for_template(message) for message in messages], False) or ""
@@ -189,13 +192,14 @@ class ChatTemplate:
 
     def formed(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
         """(the messages in the form that the template takes, see `Forms.apply`)."""
-        return self.forms.apply([for_template(message) for message in messages])
+        return self.forms.apply(messages)
 
-    def render(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
+    def render(self, messages: Sequence[Message], replays: bool = False, /, **variables: Any) -> RenderedChat:
         """Renders a conversation once.
 
         Args:
             messages: role, content and other keys that the template reads.
+            replays: a chat of a known kind is made without the template.
             variables: `tools`, and other variables of the template.
 
         Raises:
@@ -203,6 +207,9 @@ class ChatTemplate:
                 rendering exceeds a limit; `bad_arguments`: see `Forms`.
         """
         formed, changed = self.formed(messages)
+        if replays and (found := self._replay.find(formed, variables)):
+            text, turns, marked, reasoned = found
+            return RenderedChat(text, turns, [], changed, marked, reasoned, replayed=True)
         renderer = self.with_variables(variables)
         rendering = renderer.run(formed)
         lost, reasoned = not_rendered(rendering, formed, variables.get("tools"))
@@ -210,14 +217,6 @@ class ChatTemplate:
         turns = accounted(turns, formed, {index for index, _ in lost})
         marked = bool(rendering.generation)
         return RenderedChat(rendering.text, turns, lost, changed, marked, reasoned, rendering.segments)
-
-    def replay(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat | None:
-        """`render` for a plain chat of a known kind, without the template; None: the chat has to be rendered."""
-        found = self._replay.find(messages, variables) if are_plain(messages) else None
-        if found is None:
-            return None
-        text, turns, marked = found
-        return RenderedChat(text, turns, [], marked=marked)
 
     def render_plainly(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
         """Renders without origins, exactly as transformers does, and takes the turns from renderings of prefixes.
