@@ -99,6 +99,7 @@ class Facts:
         left_out: openings, without blanks, that prompts have behind a header, and history has not.
         cuts: (constant behind a text, the turn goes on) -> characters of the constant that the model writes, before
             another message speaks within the turn.
+        always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none.
         disordered: the template does not write answers in the order of the messages.
         learning: True while the probes are rendered.
     """
@@ -106,7 +107,7 @@ class Facts:
     def __init__(self, renderer: Renderer) -> None:
         self.prompts: dict[str, None] = {}
         self.plain_end: str | None = None
-        self.end_in_history = ""
+        self.end_in_history = self.always = ""
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.left_out: set[str] = set()
         self.cuts: dict[tuple[str, bool], int] = {}
@@ -163,7 +164,7 @@ class Facts:
         it also stands behind each last answer. If no prompt is known, a token that stands only before answers belongs
         to the header.
         """
-        special, before, behind, last = self.tokens.special, list[str](), list[str](), list[str]()
+        special, before, behind, last, own = self.tokens.special, list[str](), list[str](), list[str](), list[str]()
         for messages, rendering in rendered:
             found = places(rendering, range(len(messages)))
             for index, message in enumerate(messages):
@@ -176,7 +177,11 @@ class Facts:
                 elif messages[index + 1]["role"] == "user":
                     before.append(rendering.text[found[index].after : found[index].begin])
                     behind.append(tail)
+                    own.append(rendering.text[found[index].end : rendering.next_mark(index, found[index].end)])
         if not self.prompts:
+            rest = last[0].removeprefix(own[0]) if last and own else ""
+            if rest.strip() and all(each.rstrip().endswith(rest.strip()) for each in before):
+                self.always, last = rest, [tail.removesuffix(rest) for tail in last]
             self.headers = frozenset.intersection(*(frozenset(special.findall(each)) for each in before or [""]))
             ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
             self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
@@ -375,19 +380,13 @@ class Turns:
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         text = self._trace.text
-        stop = min(self._next_mark(index, place.end), place.before, len(text))
+        stop = min(self._trace.next_mark(index, place.end), place.before, len(text))
         end = self._tokens.special.match(text, min(place.end + len(_blanks(text, place.end)), stop), stop)
         if end is None:
             return ((place.begin, place.end),)
         eos = self._renderer.special_tokens.get("eos_token", "")
         more = len(eos) if eos and end[0] != eos and text.startswith(eos, end.end(), stop) else 0
         return ((place.begin, end.end() + more),)
-
-    def _next_mark(self, index: int, at: int) -> int:
-        """Where the next message's mark begins behind a place; the end of the rendering if there is none."""
-        marks, k = self._trace.marks, self._first_mark(at)
-        k += k < len(marks) and marks[k][1] == index  # skip a mark of the same message
-        return marks[k][0] if k < len(marks) else len(self._trace.text)
 
     # Begins
 
@@ -669,7 +668,7 @@ class Turns:
 
     def _tail_end(self, index: int, place: TurnPlace, at: int) -> int:
         """The end of what the template writes for a message."""
-        marks, limit = self._trace.marks, min(place.before, len(self._trace.text))
+        marks, limit = self._trace.marks, min(place.before, len(self._trace.text.removesuffix(self._facts.always)))
         k = self._first_mark(at)
         owner = marks[k - 1][1] if k else -1
         if k < len(marks) and marks[k] == (at, index):

@@ -128,6 +128,20 @@ def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_to
     assert trained(template, messages, controls=controls) == ["a<|user|>", "<call>go</call><|tool|>", "<call>go</call>"]
 
 
+@pytest.mark.parametrize(
+    ("form", "prompt", "wanted"),
+    [
+        ("<|{{ m.role }}|>\n{{ m.content }}", "<|assistant|>\n", ["a<|user|>", "b"]),  # CodeGeeX
+        ("{{ 'Bot: ' if m.role == 'assistant' else 'User: ' }}{{ m.content }}<s>", "Bot:", ["a<s>", "b<s>"]),
+    ],
+)
+def test_a_prompt_at_the_end_of_every_conversation_is_not_trained(form: str, prompt: str, wanted: list[str]) -> None:
+    controls = ("<|user|>", "<|assistant|>", "<s>")
+    assert (
+        trained(each(form) + "{{ prompt }}".replace("prompt", repr(prompt)), talk(*"qarb"), controls=controls) == wanted
+    )
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
