@@ -501,26 +501,26 @@ class Turns:
             and not {*_NAMES.findall(left)} & {*_NAMES.findall(text, begin, place.begin)}
         ):
             return begin
-        is_left_out = opened and opened not in text[begin : place.begin]  # not only something else before it
-        if done > closing and is_left_out and _WORD.search(matched) and self._names_turn(matched):
+        instead = text[begin : place.begin].strip()
+        is_left_out = opened and opened not in instead  # not only something else before it
+        if done > closing and is_left_out and _WORD.search(matched) and self._names_turn(matched, instead or matched):
             return begin  # the prompt opens this, and the history leaves it out
         following = None if place.end > place.begin else tokens.special.search(text, begin)
         stop = following.start() if following else place.begin
         if _TAGS.fullmatch(left) and (matched or not following) and tokens.only_tags.fullmatch(text, begin, stop):
             # The opening of the reasoning may be missing if the text in its place has no other word.
-            instead, missing = set(_WORDS.findall(text, begin, stop)), set(_WORDS.findall(left))
             alike = not tokens.special.search(left) or tokens.special.search(text, begin, stop)
-            if instead <= missing and alike:
+            if set(_WORDS.findall(text, begin, stop)) <= set(_WORDS.findall(left)) and alike:
                 return begin
         return None
 
-    def _names_turn(self, header: str) -> bool:
-        """Whether a part of a prompt stands before no message of another role: then it is the whole header."""
+    def _names_turn(self, *header: str) -> bool:
+        """Whether parts of a header stand before no message of another role: then the first is the whole header."""
         at, marks = 0, {index: begin for begin, index in reversed(self._trace.marks)}
         for segment in self._trace.segments:
             begin = max(at, marks.get(segment.index, 0))
             is_other = segment.index >= 0 and self._messages[segment.index]["role"] != "assistant"
-            if is_other and header in self._trace.text[begin : segment.begin]:
+            if is_other and any(part in self._trace.text[begin : segment.begin] for part in header):
                 return False
             at = segment.end
         return True

@@ -302,6 +302,13 @@ def test_a_header_with_a_token_that_the_prompt_lacks_is_refused(inserted: str) -
     assert trained(source, talk("q", "a", "r", "b"), tokens={}) == "turn_begin"
 
 
+def test_a_header_whose_last_token_the_prompt_spells_otherwise_is_refused() -> None:
+    """NeMo RL's config for reward models: `<|end_header_id>` in the prompt."""
+    source = each("<|im_start|>{{ m.role }}<s>\n{{ m.content }}<|im_end|>")
+    source += "{% if add_generation_prompt %}<|im_start|>assistant<s|>\n{% endif %}"
+    assert trained(source, talk("q", "a", "r", "b"), tokens={}) == "turn_begin"
+
+
 def test_an_empty_answer_at_the_end_is_trained_up_to_its_end() -> None:
     """Also where the template looked through all messages before."""
     source = "{% set found = namespace(n=0) %}<s>{% for m in messages %}{% set found.n = found.n + 1 %}{% endfor %}"
