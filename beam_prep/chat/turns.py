@@ -465,7 +465,7 @@ class Turns:
                 continue
             begin = at + len(_blanks(text, at))
             end = begin + len(token[0])
-            if lacking or not text.startswith(token[0], begin, until) or _within_word(text, end):
+            if lacking or not text.startswith(token[0], begin, until) or (end < until and _within_word(text, end)):
                 starts_line = "\n" in header.text[done : token.start()]
                 if not lacking and (starts_line or tokens.tag.match(token[0])):
                     opened = token[0]

@@ -142,6 +142,12 @@ def test_a_prompt_at_the_end_of_every_conversation_is_not_trained(form: str, pro
     )
 
 
+def test_a_header_that_ends_with_a_word_may_stand_directly_before_the_answers_word() -> None:
+    source = each("<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>") + "<|im_start|>assistant"
+    messages = [say("user", "q"), say("assistant", "a"), say("assistant", "b"), say("user", "r"), say("assistant", "c")]
+    assert trained(source, messages, tokens={}) == ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
