@@ -540,7 +540,7 @@ class Turns:
             once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
             if once and self._tokens.whole(text, place.after, end) == end:
                 return end
-        for prompt in prompts if found is None and place.said is None else ():  # what it opens may be missing
+        for prompt in prompts if place.said is None else ():  # what it opens may be missing
             for closer in self._facts.closers:
                 prompt = prompt.lstrip().removeprefix(closer)
             first = self._tokens.token.match(prompt := prompt.lstrip())

@@ -367,6 +367,15 @@ def test_an_answer_before_the_first_question_is_trained(opening: str) -> None:
     assert trained(source, messages)[0] == "hello<|im_end|>"
 
 
+def test_an_answer_before_the_first_question_is_trained_behind_what_the_template_writes_before_it() -> None:
+    """As EXAONE Deep: with `<think>` in the prompt alone, and an empty system message before the first message."""
+    source = "{% for m in messages %}{{ '<s>system<|im_end|>' if loop.first else '\n' }}<|im_start|>{{ m.role }}:"
+    source += "{{ m.content }}{{ '<|im_end|>' if m.role == 'assistant' }}{% endfor %}"
+    source += "{% if add_generation_prompt %}\n<|im_start|>assistant:<think>\n{% endif %}"
+    messages = [say("assistant", "a"), *talk("q", "b")]
+    assert trained(source, messages, tokens={}) == ["a<|im_end|>", "b<|im_end|>"]
+
+
 def test_a_template_that_writes_the_messages_backwards_trains_none_of_them() -> None:
     source = CHATML.replace("in messages", "in messages[::-1]")
     # No other message has words, so only other conversations show the order.
