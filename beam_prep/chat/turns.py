@@ -112,8 +112,7 @@ class Facts:
         self.left_out: set[str] = set()
         self.cuts: dict[tuple[str, bool], int] = {}
         self.tokens = renderer.tokens
-        given = renderer.special_tokens
-        bos, eos = given.get("bos_token"), given.get("eos_token")
+        bos, eos = map(renderer.special_tokens.get, ("bos_token", "eos_token"))
         self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
         self.closers: frozenset[str] = frozenset()
         self.headers: frozenset[str] = frozenset()
@@ -143,6 +142,10 @@ class Facts:
         ]
         for before in befores:
             self._learn_prompt(renderer, before)
+        for (_, rendering), one, other in itertools.product(rendered, self.prompts, self.prompts):
+            thoughts = [each.begin for each in rendering.segments if "reasoning" in each.keys]
+            if any(rendering.text.endswith(one + other, 0, begin) for begin in thoughts):  # `other` opens the reasoning
+                self.left_out.add("".join(other.split()))
         last = self._learn_around(rendered, eos)
         self.plain_end = next(self._ends_of_plain(renderer, befores, last), None)
         for messages, rendering in rendered:
@@ -215,8 +218,7 @@ class Facts:
                 continue
             with contextlib.suppress(*RAISED, Refused):
                 rendering, place = plain_answer(renderer, before)
-                segments = rendering.segments
-                own = next(each for each in segments if each.index == len(before) and each.begin >= place.begin)
+                own = next(each for each in rendering.segments if each[2] == len(before) and each.begin >= place.begin)
                 yield self._first_run(rendering.text[own.end :])
         yield from map(self._first_run, last[:1])
 
@@ -465,7 +467,8 @@ class Turns:
                 continue
             begin = at + len(_blanks(text, at))
             end = begin + len(token[0])
-            if lacking or not text.startswith(token[0], begin, until) or (end < until and _within_word(text, end)):
+            within_word = end < until and text[end - 1 : end + 1].isalnum()
+            if lacking or within_word or not text.startswith(token[0], begin, until):
                 starts_line = "\n" in header.text[done : token.start()]
                 if not lacking and (starts_line or tokens.tag.match(token[0])):
                     opened = token[0]
@@ -747,10 +750,6 @@ def _shared_blanks(wanted: str, text: str, at: int, until: int) -> int:
 def _blanks(text: str, at: int) -> str:
     found = _BLANKS.match(text, at)
     return found[0] if found else ""
-
-
-def _within_word(text: str, at: int) -> bool:
-    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
 
 
 UNPLACED = "turn_unplaced", "the template writes it, but where is not known"

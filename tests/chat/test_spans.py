@@ -299,6 +299,21 @@ def test_an_opening_that_history_leaves_out_is_left_out_behind_a_result_too() ->
     assert trained(source, messages, tokens={}) == ["anow", "b<|im_end|>"]
 
 
+def test_an_opening_that_is_the_whole_prompt_behind_a_result_may_be_left_out() -> None:
+    """Gemma 4 with `enable_thinking`: the turn goes on behind a result, and history has no reasoning."""
+    source = (
+        "{% set last = namespace() %}{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]{% else %}"
+        "{{ '<|im_start|>' + m.role + '\n' if last.role != 'tool' }}"
+        "{{ '<think>so\n' + m.thinking + '</think>' if m.thinking and loop.last }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{% endfor %}"
+        "{{ '<|im_end|>' if not m.tool_calls }}{% endif %}{% set last.role = m.role %}{% endfor %}"
+        "{{ ('<think>so\n' if last.role == 'tool' else '<|im_start|>assistant\n') if add_generation_prompt }}"
+    )
+    call = say("assistant", "", tool_calls=[{"type": "function", "function": {"name": "now", "arguments": {}}}])
+    messages = [say("user", "q"), call, say("tool", "four"), say("assistant", "a"), *talk("r", "b")]
+    assert trained(source, messages, tokens={}) == ["<call>now", "a<|im_end|>", "b<|im_end|>"]
+
+
 @pytest.mark.parametrize("inserted", ["<|im_end|>", "<|im_start|>"])
 def test_a_header_with_a_token_that_the_prompt_lacks_is_refused(inserted: str) -> None:
     """The prompt's rest is not left out: it stands behind that token."""
