@@ -498,13 +498,10 @@ class Turns:
         if tokens.only_tags.fullmatch(left) and last and text.startswith(last, begin, until):
             at, wanted = begin + len(last), header.text[len(header.text.rstrip()) :]
             return at + _shared_blanks(wanted, text, at, until)
-        if (
-            left in self._facts.left_out
-            and tokens.tag.match(left)
-            and not {*_NAMES.findall(left)} & {*_NAMES.findall(text, begin, place.begin)}
-        ):
-            return begin
         instead = text[begin : place.begin].strip()
+        others = {*_NAMES.findall(instead.removeprefix("</" + left[1:]))}  # the closing tag may stand there
+        if left in self._facts.left_out and tokens.tag.match(left) and not {*_NAMES.findall(left)} & others:
+            return begin
         is_left_out = opened and opened not in instead  # not only something else before it
         if done > closing and is_left_out and _WORD.search(matched) and self._names_turn(matched, instead or matched):
             return begin  # the prompt opens this, and the history leaves it out
@@ -543,7 +540,7 @@ class Turns:
             once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
             if once and self._tokens.whole(text, place.after, end) == end:
                 return end
-        for prompt in prompts if place.said is None else ():  # what it opens may be missing
+        for prompt in prompts:  # what it opens may be missing
             for closer in self._facts.closers:
                 prompt = prompt.lstrip().removeprefix(closer)
             first = self._tokens.token.match(prompt := prompt.lstrip())

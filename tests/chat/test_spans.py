@@ -314,6 +314,28 @@ def test_an_opening_that_is_the_whole_prompt_behind_a_result_may_be_left_out() -
     assert trained(source, messages, tokens={}) == ["<call>now", "a<|im_end|>", "b<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    ("behind", "headed", "instead"),
+    [
+        ("{{ '<|im_end|>\n' if loop.last }}", ["user", "tool"], ""),  # Bielik 3: this end is not in the history
+        ("", ["user"], "</think>"),  # DeepSeek-V3.2
+    ],
+)
+def test_an_opening_is_left_out_before_a_call_behind_a_result(behind: str, headed: list[str], instead: str) -> None:
+    header = f"{{{{ '<|im_start|>assistant\n' if ROLE in {headed} }}}}"
+    source = (
+        "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]\n" + behind + "{% elif m.role == 'user' %}"
+        "<|im_start|>user{{ m.content }}{% else %}" + header.replace("ROLE", "loop.previtem.role") + "{{ '<think>' +"
+        " m.thinking + '</think>' if m.thinking and loop.last else '" + instead + "' }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}call {{ c.function.name }}{% endfor %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}" + header.replace("ROLE", "messages[-1].role") + "<think>{% endif %}"
+    )
+    call = say("assistant", "", tool_calls=[{"type": "function", "function": {"name": "now", "arguments": {}}}])
+    messages = [say("user", "q"), call, say("tool", "four"), call, say("tool", "five"), say("assistant", "a")]
+    wanted = [f"{instead}{text}<|im_end|>" for text in ("call now", "call now", "a")]
+    assert trained(source, messages, tokens={}) == wanted
+
+
 @pytest.mark.parametrize("inserted", ["<|im_end|>", "<|im_start|>"])
 def test_a_header_with_a_token_that_the_prompt_lacks_is_refused(inserted: str) -> None:
     """The prompt's rest is not left out: it stands behind that token."""
