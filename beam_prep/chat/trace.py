@@ -46,6 +46,12 @@ class Trace(NamedTuple):
     marks: list[tuple[int, int]]
     generation: list[tuple[int, int]]
 
+    def next_mark(self, index: int, at: int) -> int:
+        """Where the next message's mark begins behind a place; the end of the rendering if there is none."""
+        k = bisect.bisect_left(self.marks, (at,))
+        k += k < len(self.marks) and self.marks[k][1] == index  # skip a mark of the same message
+        return self.marks[k][0] if k < len(self.marks) else len(self.text)
+
 
 def trace(pieces: Sequence[str]) -> Trace:
     """The trace of the strings that a template yields."""

@@ -99,6 +99,7 @@ class Facts:
         left_out: openings, without blanks, that prompts have behind a header, and history has not.
         cuts: (constant behind a text, the turn goes on) -> characters of the constant that the model writes, before
             another message speaks within the turn.
+        always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none.
         disordered: the template does not write answers in the order of the messages.
         learning: True while the probes are rendered.
     """
@@ -106,13 +107,12 @@ class Facts:
     def __init__(self, renderer: Renderer) -> None:
         self.prompts: dict[str, None] = {}
         self.plain_end: str | None = None
-        self.end_in_history = ""
+        self.end_in_history = self.always = ""
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.left_out: set[str] = set()
         self.cuts: dict[tuple[str, bool], int] = {}
         self.tokens = renderer.tokens
-        given = renderer.special_tokens
-        bos, eos = given.get("bos_token"), given.get("eos_token")
+        bos, eos = map(renderer.special_tokens.get, ("bos_token", "eos_token"))
         self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
         self.closers: frozenset[str] = frozenset()
         self.headers: frozenset[str] = frozenset()
@@ -142,6 +142,10 @@ class Facts:
         ]
         for before in befores:
             self._learn_prompt(renderer, before)
+        for (_, rendering), one, other in itertools.product(rendered, self.prompts, self.prompts):
+            thoughts = [each.begin for each in rendering.segments if "reasoning" in each.keys]
+            if any(rendering.text.endswith(one + other, 0, begin) for begin in thoughts):  # `other` opens the reasoning
+                self.left_out.add("".join(other.split()))
         last = self._learn_around(rendered, eos)
         self.plain_end = next(self._ends_of_plain(renderer, befores, last), None)
         for messages, rendering in rendered:
@@ -163,7 +167,7 @@ class Facts:
         it also stands behind each last answer. If no prompt is known, a token that stands only before answers belongs
         to the header.
         """
-        special, before, behind, last = self.tokens.special, list[str](), list[str](), list[str]()
+        special, before, behind, last, own = self.tokens.special, list[str](), list[str](), list[str](), list[str]()
         for messages, rendering in rendered:
             found = places(rendering, range(len(messages)))
             for index, message in enumerate(messages):
@@ -176,7 +180,11 @@ class Facts:
                 elif messages[index + 1]["role"] == "user":
                     before.append(rendering.text[found[index].after : found[index].begin])
                     behind.append(tail)
+                    own.append(rendering.text[found[index].end : rendering.next_mark(index, found[index].end)])
         if not self.prompts:
+            rest = last[0].removeprefix(own[0]) if last and own else ""
+            if rest.strip() and all(each.rstrip().endswith(rest.strip()) for each in before):
+                self.always, last = rest, [tail.removesuffix(rest) for tail in last]
             self.headers = frozenset.intersection(*(frozenset(special.findall(each)) for each in before or [""]))
             ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
             self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
@@ -210,8 +218,7 @@ class Facts:
                 continue
             with contextlib.suppress(*RAISED, Refused):
                 rendering, place = plain_answer(renderer, before)
-                segments = rendering.segments
-                own = next(each for each in segments if each.index == len(before) and each.begin >= place.begin)
+                own = next(each for each in rendering.segments if each[2] == len(before) and each.begin >= place.begin)
                 yield self._first_run(rendering.text[own.end :])
         yield from map(self._first_run, last[:1])
 
@@ -375,19 +382,13 @@ class Turns:
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         text = self._trace.text
-        stop = min(self._next_mark(index, place.end), place.before, len(text))
+        stop = min(self._trace.next_mark(index, place.end), place.before, len(text))
         end = self._tokens.special.match(text, min(place.end + len(_blanks(text, place.end)), stop), stop)
         if end is None:
             return ((place.begin, place.end),)
         eos = self._renderer.special_tokens.get("eos_token", "")
         more = len(eos) if eos and end[0] != eos and text.startswith(eos, end.end(), stop) else 0
         return ((place.begin, end.end() + more),)
-
-    def _next_mark(self, index: int, at: int) -> int:
-        """Where the next message's mark begins behind a place; the end of the rendering if there is none."""
-        marks, k = self._trace.marks, self._first_mark(at)
-        k += k < len(marks) and marks[k][1] == index  # skip a mark of the same message
-        return marks[k][0] if k < len(marks) else len(self._trace.text)
 
     # Begins
 
@@ -466,7 +467,8 @@ class Turns:
                 continue
             begin = at + len(_blanks(text, at))
             end = begin + len(token[0])
-            if lacking or not text.startswith(token[0], begin, until) or _within_word(text, end):
+            within_word = end < until and text[end - 1 : end + 1].isalnum()
+            if lacking or within_word or not text.startswith(token[0], begin, until):
                 starts_line = "\n" in header.text[done : token.start()]
                 if not lacking and (starts_line or tokens.tag.match(token[0])):
                     opened = token[0]
@@ -496,32 +498,29 @@ class Turns:
         if tokens.only_tags.fullmatch(left) and last and text.startswith(last, begin, until):
             at, wanted = begin + len(last), header.text[len(header.text.rstrip()) :]
             return at + _shared_blanks(wanted, text, at, until)
-        if (
-            left in self._facts.left_out
-            and tokens.tag.match(left)
-            and not {*_NAMES.findall(left)} & {*_NAMES.findall(text, begin, place.begin)}
-        ):
+        instead = text[begin : place.begin].strip()
+        others = {*_NAMES.findall(instead.removeprefix("</" + left[1:]))}  # the closing tag may stand there
+        if left in self._facts.left_out and tokens.tag.match(left) and not {*_NAMES.findall(left)} & others:
             return begin
-        is_left_out = opened and opened not in text[begin : place.begin]  # not only something else before it
-        if done > closing and is_left_out and _WORD.search(matched) and self._names_turn(matched):
+        is_left_out = opened and opened not in instead  # not only something else before it
+        if done > closing and is_left_out and _WORD.search(matched) and self._names_turn(matched, instead or matched):
             return begin  # the prompt opens this, and the history leaves it out
         following = None if place.end > place.begin else tokens.special.search(text, begin)
         stop = following.start() if following else place.begin
         if _TAGS.fullmatch(left) and (matched or not following) and tokens.only_tags.fullmatch(text, begin, stop):
             # The opening of the reasoning may be missing if the text in its place has no other word.
-            instead, missing = set(_WORDS.findall(text, begin, stop)), set(_WORDS.findall(left))
             alike = not tokens.special.search(left) or tokens.special.search(text, begin, stop)
-            if instead <= missing and alike:
+            if set(_WORDS.findall(text, begin, stop)) <= set(_WORDS.findall(left)) and alike:
                 return begin
         return None
 
-    def _names_turn(self, header: str) -> bool:
-        """Whether a part of a prompt stands before no message of another role: then it is the whole header."""
+    def _names_turn(self, *header: str) -> bool:
+        """Whether parts of a header stand before no message of another role: then the first is the whole header."""
         at, marks = 0, {index: begin for begin, index in reversed(self._trace.marks)}
         for segment in self._trace.segments:
             begin = max(at, marks.get(segment.index, 0))
             is_other = segment.index >= 0 and self._messages[segment.index]["role"] != "assistant"
-            if is_other and header in self._trace.text[begin : segment.begin]:
+            if is_other and any(part in self._trace.text[begin : segment.begin] for part in header):
                 return False
             at = segment.end
         return True
@@ -541,7 +540,7 @@ class Turns:
             once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
             if once and self._tokens.whole(text, place.after, end) == end:
                 return end
-        for prompt in prompts if found is None and place.said is None else ():  # what it opens may be missing
+        for prompt in prompts:  # what it opens may be missing
             for closer in self._facts.closers:
                 prompt = prompt.lstrip().removeprefix(closer)
             first = self._tokens.token.match(prompt := prompt.lstrip())
@@ -669,7 +668,7 @@ class Turns:
 
     def _tail_end(self, index: int, place: TurnPlace, at: int) -> int:
         """The end of what the template writes for a message."""
-        marks, limit = self._trace.marks, min(place.before, len(self._trace.text))
+        marks, limit = self._trace.marks, min(place.before, len(self._trace.text.removesuffix(self._facts.always)))
         k = self._first_mark(at)
         owner = marks[k - 1][1] if k else -1
         if k < len(marks) and marks[k] == (at, index):
@@ -748,10 +747,6 @@ def _shared_blanks(wanted: str, text: str, at: int, until: int) -> int:
 def _blanks(text: str, at: int) -> str:
     found = _BLANKS.match(text, at)
     return found[0] if found else ""
-
-
-def _within_word(text: str, at: int) -> bool:
-    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
 
 
 UNPLACED = "turn_unplaced", "the template writes it, but where is not known"

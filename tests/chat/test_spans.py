@@ -128,6 +128,26 @@ def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_to
     assert trained(template, messages, controls=controls) == ["a<|user|>", "<call>go</call><|tool|>", "<call>go</call>"]
 
 
+@pytest.mark.parametrize(
+    ("form", "prompt", "wanted"),
+    [
+        ("<|{{ m.role }}|>\n{{ m.content }}", "<|assistant|>\n", ["a<|user|>", "b"]),  # CodeGeeX
+        ("{{ 'Bot: ' if m.role == 'assistant' else 'User: ' }}{{ m.content }}<s>", "Bot:", ["a<s>", "b<s>"]),
+    ],
+)
+def test_a_prompt_at_the_end_of_every_conversation_is_not_trained(form: str, prompt: str, wanted: list[str]) -> None:
+    controls = ("<|user|>", "<|assistant|>", "<s>")
+    assert (
+        trained(each(form) + "{{ prompt }}".replace("prompt", repr(prompt)), talk(*"qarb"), controls=controls) == wanted
+    )
+
+
+def test_a_header_that_ends_with_a_word_may_stand_directly_before_the_answers_word() -> None:
+    source = each("<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>") + "<|im_start|>assistant"
+    messages = [say("user", "q"), say("assistant", "a"), say("assistant", "b"), say("user", "r"), say("assistant", "c")]
+    assert trained(source, messages, tokens={}) == ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
@@ -279,12 +299,56 @@ def test_an_opening_that_history_leaves_out_is_left_out_behind_a_result_too() ->
     assert trained(source, messages, tokens={}) == ["anow", "b<|im_end|>"]
 
 
+def test_an_opening_that_is_the_whole_prompt_behind_a_result_may_be_left_out() -> None:
+    """Gemma 4 with `enable_thinking`: the turn goes on behind a result, and history has no reasoning."""
+    source = (
+        "{% set last = namespace() %}{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]{% else %}"
+        "{{ '<|im_start|>' + m.role + '\n' if last.role != 'tool' }}"
+        "{{ '<think>so\n' + m.thinking + '</think>' if m.thinking and loop.last }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{% endfor %}"
+        "{{ '<|im_end|>' if not m.tool_calls }}{% endif %}{% set last.role = m.role %}{% endfor %}"
+        "{{ ('<think>so\n' if last.role == 'tool' else '<|im_start|>assistant\n') if add_generation_prompt }}"
+    )
+    call = say("assistant", "", tool_calls=[{"type": "function", "function": {"name": "now", "arguments": {}}}])
+    messages = [say("user", "q"), call, say("tool", "four"), say("assistant", "a"), *talk("r", "b")]
+    assert trained(source, messages, tokens={}) == ["<call>now", "a<|im_end|>", "b<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("behind", "headed", "instead"),
+    [
+        ("{{ '<|im_end|>\n' if loop.last }}", ["user", "tool"], ""),  # Bielik 3: this end is not in the history
+        ("", ["user"], "</think>"),  # DeepSeek-V3.2
+    ],
+)
+def test_an_opening_is_left_out_before_a_call_behind_a_result(behind: str, headed: list[str], instead: str) -> None:
+    header = f"{{{{ '<|im_start|>assistant\n' if ROLE in {headed} }}}}"
+    source = (
+        "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]\n" + behind + "{% elif m.role == 'user' %}"
+        "<|im_start|>user{{ m.content }}{% else %}" + header.replace("ROLE", "loop.previtem.role") + "{{ '<think>' +"
+        " m.thinking + '</think>' if m.thinking and loop.last else '" + instead + "' }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}call {{ c.function.name }}{% endfor %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}" + header.replace("ROLE", "messages[-1].role") + "<think>{% endif %}"
+    )
+    call = say("assistant", "", tool_calls=[{"type": "function", "function": {"name": "now", "arguments": {}}}])
+    messages = [say("user", "q"), call, say("tool", "four"), call, say("tool", "five"), say("assistant", "a")]
+    wanted = [f"{instead}{text}<|im_end|>" for text in ("call now", "call now", "a")]
+    assert trained(source, messages, tokens={}) == wanted
+
+
 @pytest.mark.parametrize("inserted", ["<|im_end|>", "<|im_start|>"])
 def test_a_header_with_a_token_that_the_prompt_lacks_is_refused(inserted: str) -> None:
     """The prompt's rest is not left out: it stands behind that token."""
     source = "{% for m in messages %}<|im_start|>{{ m.role }}{{ '" + inserted + "' if m.role == 'assistant' }}"
     source += "<s>\n{{ m.content }}<|im_end|>{% endfor %}"
     source += "{% if add_generation_prompt %}<|im_start|>assistant<s>\n<think>\n{% endif %}"
+    assert trained(source, talk("q", "a", "r", "b"), tokens={}) == "turn_begin"
+
+
+def test_a_header_whose_last_token_the_prompt_spells_otherwise_is_refused() -> None:
+    """NeMo RL's config for reward models: `<|end_header_id>` in the prompt."""
+    source = each("<|im_start|>{{ m.role }}<s>\n{{ m.content }}<|im_end|>")
+    source += "{% if add_generation_prompt %}<|im_start|>assistant<s|>\n{% endif %}"
     assert trained(source, talk("q", "a", "r", "b"), tokens={}) == "turn_begin"
 
 
@@ -338,6 +402,15 @@ def test_an_answer_before_the_first_question_is_trained(opening: str) -> None:
         source = "{% set first = messages[0].role %}" + CHATML
     messages = [say("assistant", "hello"), say("user", "q"), say("assistant", "a")]
     assert trained(source, messages)[0] == "hello<|im_end|>"
+
+
+def test_an_answer_before_the_first_question_is_trained_behind_what_the_template_writes_before_it() -> None:
+    """As EXAONE Deep: with `<think>` in the prompt alone, and an empty system message before the first message."""
+    source = "{% for m in messages %}{{ '<s>system<|im_end|>' if loop.first else '\n' }}<|im_start|>{{ m.role }}:"
+    source += "{{ m.content }}{{ '<|im_end|>' if m.role == 'assistant' }}{% endfor %}"
+    source += "{% if add_generation_prompt %}\n<|im_start|>assistant:<think>\n{% endif %}"
+    messages = [say("assistant", "a"), *talk("q", "b")]
+    assert trained(source, messages, tokens={}) == ["a<|im_end|>", "b<|im_end|>"]
 
 
 def test_a_template_that_writes_the_messages_backwards_trains_none_of_them() -> None:
