@@ -110,6 +110,12 @@ def resolve(path: str) -> ResolvedTokenizer:
             f"the tokenizer in {path!r} ({type(found).__name__}) has no Rust tokenizer, which is needed to encode: "
             f"{_SAVE_FAST}"
         )
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    if backend.get_vocab().keys() <= {"▁", *special}:  # classes of transformers load without their files
+        raise TokenizerError(
+            f"the tokenizer in {path!r} ({type(found).__name__}) has special tokens and no other, so its vocabulary is "
+            f"missing: wanted {' or '.join(found.vocab_files_names.values())} in the folder"
+        )
     if looks_local:
         _check_named(path, found)
     nested = found.init_kwargs.get("special_tokens")

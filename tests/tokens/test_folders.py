@@ -173,6 +173,15 @@ def test_files_that_are_no_tokenizer_json_say_what_reads_them(
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "GemmaTokenizerFast", "XLMRobertaTokenizer", "T5Tokenizer"])
+def test_a_folder_without_the_vocabulary_of_its_class_is_an_error(name: str, tmp_path: Path) -> None:
+    """transformers loads it: every text is unknown, or nothing."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    (tmp_path / "tokenizer.model.v7").write_bytes(b"\n")
+    with pytest.raises(TokenizerError, match=r"special tokens and no other, .+: wanted .*tokenizer.json"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: Path) -> None:
     model = json.loads((OURS / "tokenizer.json").read_text())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps({**model["vocab"], "<|endoftext|>": len(model["vocab"])}))
