@@ -172,7 +172,8 @@ def _what_is_wrong(path: str, error: Exception) -> str:
                 json.loads(text)
         except (OSError, ValueError, RecursionError) as problem:
             return f"{file.name} cannot be read ({problem}): copy it again, or mend it"
-    more = "pip install sentencepiece tiktoken, or " if any(name.endswith(".model") for name in names) else ""
+    # Beam's protobuf is below 7; sentencepiece 0.2.3 needs a later one.
+    more = "pip install 'sentencepiece<0.2.3' tiktoken, or " if any(name.endswith(".model") for name in names) else ""
     if not more and not {"tokenizer.json", "tokenizer_config.json", "config.json"} & {*names}:
         more = 'name its class in tokenizer_config.json, as {"tokenizer_class": "GPT2Tokenizer"}, or '
     return f"{says}; {more}{_SAVE_FAST}"
