@@ -36,8 +36,8 @@ _FILES = ("tokenizer", "vocab", "spiece", "tekken")
 _SHOWN = 6
 _NO_LENGTH = 10**20  # transformers' value for "no limit" is larger
 _SAVE_FAST = (
-    "load it with transformers yourself, and give the folder that `save_pretrained` of a fast tokenizer writes "
-    "(one with tokenizer.json)"
+    "load it with transformers yourself (tekken.json: with PreTrainedTokenizerFast, beside mistral-common), and give "
+    "the folder that `save_pretrained` of a fast tokenizer writes (one with tokenizer.json)"
 )
 _TOKENS = 64
 

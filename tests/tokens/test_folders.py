@@ -160,6 +160,7 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
             {"tokenizer.model": "IQ== 0\nIg== 1\n"},
             "pip install 'sentencepiece<0.2.3' tiktoken, or load it with transformers",
         ),
+        ({"tekken.json": "{}", "config.json": '{"model_type": "mistral"}'}, r"tekken.json: with PreTrained"),
         ({"vocab.json": "{}", "merges.txt": ""}, r"; name its class in .+, as \{.+\}, or load it with"),
         ({"vocab.json": "{}", "tokenizer_config.json": "{}"}, "transformers says: .+; load it with transformers"),
     ],
