@@ -165,9 +165,12 @@ def _what_is_wrong(path: str, error: Exception) -> str:
         if below is not None:
             return f"found one in {os.path.join(path, below.parent.name)!r}: did you mean that?"
         return f"found {', '.join(map(repr, names[:_SHOWN])) or 'nothing in it'}"
-    for file in sorted([*Path(path).glob("*.json"), *Path(path).glob("**/*.jinja")]):
+    files = sorted(found for name in ("*.json", "*.model", "**/*.jinja") for found in Path(path).glob(name))
+    for file in files:
         try:
-            text = file.read_text("utf-8")
+            if file.read_bytes().startswith(b"version https://git-lfs"):
+                return f"{file.name} is a Git LFS pointer, not the file: in its folder, type: git lfs pull"
+            text = "" if file.suffix == ".model" else file.read_text("utf-8")
             if file.suffix == ".json":
                 json.loads(text)
         except (OSError, ValueError, RecursionError) as problem:
