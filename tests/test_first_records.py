@@ -84,6 +84,21 @@ def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:
     assert found(tmp_path, CHATML) == []
 
 
+def test_an_eos_token_that_is_only_found_behind_a_blank_is_told_with_the_setting_that_mends_it(tmp_path: Path) -> None:
+    """tokenizer.json of 2023: the normaliser writes a blank in front of a `normalized` token, too."""
+    parsed = json.loads(shared("tokenizers", "mistral-v1", "tokenizer.json").read_text(encoding="utf-8"))
+    blank = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    tokens = [{**token, "normalized": True} for token in parsed["added_tokens"]]
+    made = {**parsed, "added_tokens": tokens, "pre_tokenizer": None}
+    made["normalizer"] = {"type": "Sequence", "normalizers": blank}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    (line,) = found(tmp_path, template + "{% if add_generation_prompt %}[assistant]{% endif %}")
+    assert "its turns end with 'For the sea.</s>'" in line
+    assert "with its normalized, single_word and split_special_tokens" in line
+
+
 def test_a_run_says_it_at_its_start_and_in_run_json(
     run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,6 +155,14 @@ def test_a_format_is_named_by_a_run_and_a_preview(capsys: Capture) -> None:
     assert "'x.csv' is a table (CSV)" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("ending", ["gz", "bz2", "zst"])
+def test_a_stored_file_that_is_not_compressed_is_named_if_it_is_no_data(ending: str, capsys: Capture) -> None:
+    for first, said in (("version https://git-lfs", "a Git LFS pointer"), ("<html>", "an HTML page")):
+        Path(f"x.jsonl.{ending}").write_text(f"{first}\n")
+        assert run(f"x.jsonl.{ending}") == 3
+        assert f"'x.jsonl.{ending}' is {said}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("line", [*LINES[:3], '{"text": "a,b"}\n', '{"PAR1": 1}\n', "\ufeff{}\n", "null\n", ""])
 def test_jsonl_is_taken_for_nothing_else(line: str) -> None:
     assert refusal((line * 9).encode(), "x.jsonl") is None

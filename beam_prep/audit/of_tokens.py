@@ -234,8 +234,8 @@ def roles_without_end(sample: Sample) -> Iterator[Finding]:
         says = f"no end token is trained behind what {role!r} says, so a model does not learn to stop: its turns end "
         says += f"with {tail.strip()[-40:]!r}"
         mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns, and '
-        mend += "behind that {% endgeneration %}; or, if that text is meant as the end: make it a special token of the "
-        mend += "tokenizer, with split_special_tokens false in tokenizer_config.json"
+        mend += "behind that {% endgeneration %}; or, if that text is meant as the end: make it a special token in "
+        mend += "tokenizer.json, with its normalized, single_word and split_special_tokens (in its config) false"
         messages, tokens = counts.get("messages", 1), counts.get("tokens", sample.tokens)
         yield Finding("no_end", says, messages, "messages", sample.count, tokens, mend)
 

@@ -121,6 +121,11 @@ def refusal(head: bytes, path: str) -> str | None:
             return _read_as(path, source.name, source.endings[0])
     if head[257:262] == b"ustar":
         return _message(path, ("a tar archive", _UNPACK))
+    return by_first_bytes(head, path)
+
+
+def by_first_bytes(head: bytes, path: str) -> str | None:
+    """The kind of a content that begins as no JSON does, and what to do; None for others."""
     start = head.removeprefix(BOM).lstrip()[:15].lower()
     for first, kind in _FIRST_BYTES.items():
         if head.startswith(first) or start.startswith(first):

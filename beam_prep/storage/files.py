@@ -25,7 +25,7 @@ from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError, of_the_system
 from beam_prep.reading.records import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
-from beam_prep.reading.sources import HEAD_BYTES, refusal, source_of
+from beam_prep.reading.sources import HEAD_BYTES, by_first_bytes, refusal, source_of
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes, read_version
@@ -300,7 +300,11 @@ class Input:
             kind, advice = source.compression or "text", "repair it, rename it, or leave it out"
             if "too much memory" in str(error):
                 advice = "type: zstd -dc --long=31 FILE > NEW"
-            raise InputError(f"{source.path!r} cannot be read as {kind} ({error}): {advice}") from None
+            said = f"{source.path!r} cannot be read as {kind} ({error}): {advice}"
+            if self._unseen and getattr(error, "errno", None) is None:  # what was read: a Git LFS pointer, an HTML page
+                self._packed.seek(0)
+                said = by_first_bytes(self._packed.read(HEAD_BYTES), source.path) or said
+            raise InputError(said) from None
         if self._position is not None:
             self._position.stored = self._packed.tell()
         if self._unseen and size > 0:

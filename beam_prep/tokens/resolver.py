@@ -36,8 +36,8 @@ _FILES = ("tokenizer", "vocab", "spiece", "tekken")
 _SHOWN = 6
 _NO_LENGTH = 10**20  # transformers' value for "no limit" is larger
 _SAVE_FAST = (
-    "load it with transformers yourself, and give the folder that `save_pretrained` of a fast tokenizer writes "
-    "(one with tokenizer.json)"
+    "load it with transformers yourself (tekken.json: with PreTrainedTokenizerFast, beside mistral-common), and give "
+    "the folder that `save_pretrained` of a fast tokenizer writes (one with tokenizer.json)"
 )
 _TOKENS = 64
 
@@ -110,6 +110,12 @@ def resolve(path: str) -> ResolvedTokenizer:
             f"the tokenizer in {path!r} ({type(found).__name__}) has no Rust tokenizer, which is needed to encode: "
             f"{_SAVE_FAST}"
         )
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    if backend.get_vocab().keys() <= {"▁", *special}:  # classes of transformers load without their files
+        raise TokenizerError(
+            f"the tokenizer in {path!r} ({type(found).__name__}) has special tokens and no other, so its vocabulary is "
+            f"missing: wanted {' or '.join(found.vocab_files_names.values())} in the folder"
+        )
     if looks_local:
         _check_named(path, found)
     nested = found.init_kwargs.get("special_tokens")
@@ -159,14 +165,18 @@ def _what_is_wrong(path: str, error: Exception) -> str:
         if below is not None:
             return f"found one in {os.path.join(path, below.parent.name)!r}: did you mean that?"
         return f"found {', '.join(map(repr, names[:_SHOWN])) or 'nothing in it'}"
-    for file in sorted([*Path(path).glob("*.json"), *Path(path).glob("**/*.jinja")]):
+    files = sorted(found for name in ("*.json", "*.model", "**/*.jinja") for found in Path(path).glob(name))
+    for file in files:
         try:
-            text = file.read_text("utf-8")
+            if file.read_bytes().startswith(b"version https://git-lfs"):
+                return f"{file.name} is a Git LFS pointer, not the file: in its folder, type: git lfs pull"
+            text = "" if file.suffix == ".model" else file.read_text("utf-8")
             if file.suffix == ".json":
                 json.loads(text)
         except (OSError, ValueError, RecursionError) as problem:
             return f"{file.name} cannot be read ({problem}): copy it again, or mend it"
-    more = "pip install sentencepiece tiktoken, or " if any(name.endswith(".model") for name in names) else ""
+    # Beam's protobuf is below 7; sentencepiece 0.2.3 needs a later one.
+    more = "pip install 'sentencepiece<0.2.3' tiktoken, or " if any(name.endswith(".model") for name in names) else ""
     if not more and not {"tokenizer.json", "tokenizer_config.json", "config.json"} & {*names}:
         more = 'name its class in tokenizer_config.json, as {"tokenizer_class": "GPT2Tokenizer"}, or '
     return f"{says}; {more}{_SAVE_FAST}"

@@ -120,6 +120,7 @@ def test_a_new_token_for_which_the_model_has_a_row_is_taken(tmp_path: Path) -> N
         ({"pad_token": "<pad_new>"}, "", b"", r"pad_token names '<.*>', which the vocabulary lacks; .* new id \d+"),
         ({"extra_special_tokens": {"a_token": "<|a|>"}}, "", b"", r"names '<.*>', which the vocabulary lacks"),
         ({}, "tokenizer.json", b"{x", r"tokenizer.json cannot be read \(Expecting property name"),
+        ({}, "tokenizer.json", b"version https://git-lfs.github", "a Git LFS pointer, .+: git lfs pull"),
         (
             {},
             "chat_template.jinja",
@@ -156,7 +157,12 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
-        ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "pip install sentencepiece tiktoken, or load it with transformers"),
+        (
+            {"tokenizer.model": "IQ== 0\nIg== 1\n"},
+            "pip install 'sentencepiece<0.2.3' tiktoken, or load it with transformers",
+        ),
+        ({"spiece.model": "version https://git-lfs.github.com/spec/v1"}, "is a Git LFS pointer, .+ type: git lfs pull"),
+        ({"tekken.json": "{}", "config.json": '{"model_type": "mistral"}'}, r"tekken.json: with PreTrained"),
         ({"vocab.json": "{}", "merges.txt": ""}, r"; name its class in .+, as \{.+\}, or load it with"),
         ({"vocab.json": "{}", "tokenizer_config.json": "{}"}, "transformers says: .+; load it with transformers"),
     ],
@@ -170,6 +176,15 @@ def test_files_that_are_no_tokenizer_json_say_what_reads_them(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(TokenizerError, match=wanted):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "GemmaTokenizerFast", "XLMRobertaTokenizer", "T5Tokenizer"])
+def test_a_folder_without_the_vocabulary_of_its_class_is_an_error(name: str, tmp_path: Path) -> None:
+    """transformers loads it: every text is unknown, or nothing."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    (tmp_path / "tokenizer.model.v7").write_bytes(b"\n")
+    with pytest.raises(TokenizerError, match=r"special tokens and no other, .+: wanted .*tokenizer.json"):
         Tokenizer.load(tmp_path)
 
 
