@@ -447,7 +447,7 @@ def adapt_records(records: Records, adapter: Adapter) -> Records:
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:
-    """The record's `tools`: a list of schemas, or that list as a JSON string; None if absent, null or blank.
+    """The record's `tools`: a list of schemas, or JSON strings of it or of each; None if absent, null or blank.
 
     `functions`, the older field of OpenAI's API, holds tools, too: a list of schemas with names, or one schema, or
     either as a JSON string.
@@ -475,7 +475,9 @@ def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
         found = [found]
     if found is not None:
         check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
-        for place, each in enumerate(found):
+        for place, each in enumerate(found := [*found]):
+            if isinstance(each, str) and each.lstrip().startswith("{"):  # of tables, whose schemas differ
+                found[place] = each = parsed_field(each, f"{name}[{place}]", "a schema", "bad_tools")
             check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
     return found
 
