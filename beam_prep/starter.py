@@ -81,6 +81,12 @@ _PAIRS = (
 _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
+_SIDES = {
+    *("chosen", "rejected", "prompt", "completion"),
+    *("preferred_output", "non_preferred_output", "conversation_a", "conversation_b"),  # of pairs that we do not read
+}
+"""Messages that are no conversation of their own."""
+_SPEAKERS = (*ROLES, "prompter")
 _RESPONSES = ("responses", "completions", "samples", "generations")
 _SAMPLED = {
     "response_ids": ("response_ids", "completion_ids", "output_ids"),
@@ -121,8 +127,7 @@ def shapes_of(record: Record) -> Iterator[Shape]:
         kinds = {_kind(record.get(prompt)), _kind_of_side(record.get(answer))}
         if "messages" in kinds and kinds <= {"messages", "text"}:
             yield Shape("completion", (prompt, answer))
-    sides = {"chosen", "rejected", "prompt", "completion"}
-    names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in sides)]
+    names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in _SIDES)]
     for wanted in ("messages", "sharegpt"):
         for name in names:
             if _kind(record.get(name)) == wanted:
@@ -130,14 +135,15 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     texts = {name.lower(): name for name, value in record.items() if isinstance(value, str)}
     if pair := next((pair for pair in _PAIRS if texts.keys() >= {*pair}), None):
         yield Shape("pair", tuple(texts[name] for name in pair))
-    yield from (Shape("text", (texts[name],)) for name in _TEXTS if name in texts)
+    if record.get("role") not in _SPEAKERS:  # each record is one message
+        yield from (Shape("text", (texts[name],)) for name in _TEXTS if name in texts)
 
 
 def _guesses(record: Record) -> Iterator[Shape]:
     """The shape of a record without a known shape: its only long text, under any name."""
     texts = ((name, value) for name, value in record.items() if name not in ("tools", "functions"))
     long = [name for name, value in texts if isinstance(value, str) and len(value) >= _LONG_TEXT]
-    if len(long) == 1:
+    if len(long) == 1 and record.get("role") not in _SPEAKERS:
         yield Shape("text", (long[0],))
 
 
@@ -651,8 +657,8 @@ def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -
     told = ", ".join(f"{name!r} ({kind})" for name, kind in list(names.items())[:12])
     return (
         f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Convert them to a shape "
-        "of docs/which_config.md, for instance 'messages' of 'role' and 'content': the page has a script under "
-        '"Records of another shape"'
+        "of docs/which_config.md, for instance 'messages' of 'role' and 'content' (pairs: 'chosen' and 'rejected'): "
+        'the page has a script under "Records of another shape"'
     )
 
 

@@ -344,6 +344,12 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
         ("x.jsonl", "a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
         ("a.jsonl", "", "has no record"),
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
+        (
+            "a.jsonl",
+            '{"preferred_output": [{"role": "assistant", "content": "a"}]}\n',
+            "(pairs: 'chosen' and 'rejected')",
+        ),
+        ("a.jsonl", f'{{"role": "user", "text": "{"How? " * 50}"}}\n', "'role' (a string (\"user\")), 'text'"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
     ]:
         Path(name).write_text(content)
