@@ -71,7 +71,8 @@ _SAYS = {
 
 _PAIRS = (
     ("instruction", "output"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "response"),
-    ("question", "answer"), ("query", "response"), ("question", "response"), ("problem", "solution"),
+    ("question", "solution"), ("problem", "solution"), ("question", "generated_solution"),
+    ("problem", "generated_solution"), ("question", "answer"), ("query", "response"), ("question", "response"),
     ("prompt", "answer"), ("query", "answer"), ("query", "answers"),
     ("input", "output"), ("source", "target"), ("inputs", "targets"), ("input", "target"), ("user", "assistant"),
     ("human", "assistant"), ("context", "response"),
@@ -402,6 +403,8 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
         options["input"] = name
     elif "input" in shape.fields:
         options["input"] = "instruction"
+    if system := next((name for name in ("system_prompt", "system_message") if _has_texts(records, name)), None):
+        options["system"] = system
     made.input["adapter"] = {"name": "alpaca", **options} if options else "alpaca"
     _chat(made, "messages", {"user": len(records), "assistant": len(records)}, tokenizer)
 

@@ -120,6 +120,15 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
         },
     ),
+    "a system prompt, and the result beside the solution": (
+        {"system_prompt": "Be brief.", "question": "Where is {n}?", "solution": "Left: {n}.", "answer": "{n}"},
+        {
+            "adapter": {
+                "name": "alpaca", "instruction": "question", "output": "solution", "system": "system_prompt"
+            },
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
     "names in another case, and a context": (
         {"Question": "Where is {n}?", "Context": "A map of {n}.", "Answer": "At {n}."},
         {
