@@ -82,11 +82,7 @@ _PAIRS = (
 _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
-_SIDES = {
-    *("chosen", "rejected", "prompt", "completion"),
-    *("preferred_output", "non_preferred_output", "conversation_a", "conversation_b"),  # of pairs that we do not read
-}
-"""Messages that are no conversation of their own."""
+_SIDES = ("chosen", "rejected", "prompt", "completion", "preferred_output", "non_preferred_output")
 _SPEAKERS = (*ROLES, "prompter")
 _RESPONSES = ("responses", "completions", "samples", "generations")
 _SAMPLED = {
@@ -128,7 +124,7 @@ def shapes_of(record: Record) -> Iterator[Shape]:
         kinds = {_kind(record.get(prompt)), _kind_of_side(record.get(answer))}
         if "messages" in kinds and kinds <= {"messages", "text"}:
             yield Shape("completion", (prompt, answer))
-    names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in _SIDES)]
+    names = [*_CHATS, *(name for name in record if name not in (*_CHATS, *_SIDES, "conversation_a", "conversation_b"))]
     for wanted in ("messages", "sharegpt"):
         for name in names:
             if _kind(record.get(name)) == wanted:
