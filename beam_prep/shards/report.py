@@ -248,11 +248,12 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
 
     >>> near_name("gpt", ["user", "assistant"]), near_name("asistant", ["user", "assistant"]), near_name("x", ["user"])
     ('assistant', 'assistant', None)
-    >>> near_name("observation", ["user", "tool"]), near_name("tool_call", ["tool", "assistant"])
+    >>> near_name("tool-response", ["user", "tool"]), near_name("tool_call", ["tool", "assistant"])
     ('tool', 'assistant')
     """
     by_lower = {other.lower(): other for other in known}
-    alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
+    word = name.lower().replace("-", "_")
+    alias = next((role for role, names in _ALIASES.items() if word in names and role in by_lower), None)
     return by_lower[alias] if alias else nearest(name, known)
 
 
