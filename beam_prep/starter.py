@@ -83,7 +83,7 @@ _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "i
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
 _SIDES = ("chosen", "rejected", "prompt", "completion", "preferred_output", "non_preferred_output")
-_SPEAKERS = (*ROLES, "prompter")
+_TURNS = (*ROLES, "prompter")  # of records that are one message each
 _RESPONSES = ("responses", "completions", "samples", "generations")
 _SAMPLED = {
     "response_ids": ("response_ids", "completion_ids", "output_ids"),
@@ -132,15 +132,14 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     texts = {name.lower(): name for name, value in record.items() if isinstance(value, str)}
     if pair := next((pair for pair in _PAIRS if texts.keys() >= {*pair}), None):
         yield Shape("pair", tuple(texts[name] for name in pair))
-    if record.get("role") not in _SPEAKERS:  # each record is one message
-        yield from (Shape("text", (texts[name],)) for name in _TEXTS if name in texts)
+    yield from (Shape("text", (texts[name],)) for name in _TEXTS if name in texts and record.get("role") not in _TURNS)
 
 
 def _guesses(record: Record) -> Iterator[Shape]:
     """The shape of a record without a known shape: its only long text, under any name."""
     texts = ((name, value) for name, value in record.items() if name not in ("tools", "functions"))
     long = [name for name, value in texts if isinstance(value, str) and len(value) >= _LONG_TEXT]
-    if len(long) == 1 and record.get("role") not in _SPEAKERS:
+    if len(long) == 1 and record.get("role") not in _TURNS:
         yield Shape("text", (long[0],))
 
 

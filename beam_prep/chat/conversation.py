@@ -211,7 +211,6 @@ class Conversations:
         return rendered
 
     def _instead(self, role: str, fields: str) -> str:
-        """The other ways to have a message written."""
         name = role.lower().replace("-", "_")
         known = {"developer": "system", "function": role, "chatbot": "assistant", **ROLES}.get(name, "user")
         if name in CALLS:

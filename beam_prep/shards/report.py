@@ -31,10 +31,8 @@ CUT_SHARE = 0.05
 
 OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
 _ALIASES = {
-    "assistant": (
-        *("ai", "answer", "bot", "chatbot", "chatgpt", "gpt", "model", "response", "function_call", "tool_call"),
-    ),
-    "tool": ("function_response", "observation", "tool_response", "tool_result"),
+    "assistant": "ai answer bot chatbot chatgpt gpt model response function_call tool_call tool-call".split(),
+    "tool": ("function_response", "observation", "tool_response", "tool-response", "tool_result"),
     "user": ("human", "person", "prompter", "question"),
 }
 _LIKE_FIELDS = (
@@ -252,8 +250,7 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
     ('tool', 'assistant')
     """
     by_lower = {other.lower(): other for other in known}
-    word = name.lower().replace("-", "_")
-    alias = next((role for role, names in _ALIASES.items() if word in names and role in by_lower), None)
+    alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
     return by_lower[alias] if alias else nearest(name, known)
 
 
