@@ -317,8 +317,8 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
     name, key = shape.fields[0], "from" if shape.kind == "sharegpt" else "role"
     items = (item for record in records for item in record.get(name) or () if isinstance(item, dict))
     roles = dict(Counter(str(item.get(key)) for item in items).most_common())
-    if shape.kind == "sharegpt":
-        made.input["adapter"] = _sharegpt(name, roles, made)
+    if shape.kind == "sharegpt" or (_has_texts(records, "system") and roles.keys() <= ROLES.keys()):
+        made.input["adapter"] = _sharegpt(name, roles, made)  # which puts `system` among the messages, too
         name, roles = "messages", {ROLES.get(role, role): count for role, count in roles.items()}
     _chat(made, name, roles, tokenizer)
 

@@ -85,6 +85,13 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"dialog": says(user="Where is {n}?", assistant="At {n}.")},
         {"sections": [{"field": "dialog", "action": "$role", "template": "conversation"}]},
     ),
+    "messages beside a system text": (
+        {"system": "Be brief.", "dialog": says(user="Where is {n}?", assistant="At {n}.")},
+        {
+            "adapter": {"name": "sharegpt", "field": "dialog"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
     "messages of a prompt, and the answer as a text": (
         {"input": says(system="Be brief.", user="Where is {n}?"), "output": "<think>\nHm.\n</think>\nAt {n}."},
         {
