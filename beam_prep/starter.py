@@ -71,7 +71,8 @@ _SAYS = {
 
 _PAIRS = (
     ("instruction", "output"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "response"),
-    ("question", "answer"), ("query", "response"), ("question", "response"), ("problem", "solution"),
+    ("question", "solution"), ("problem", "solution"), ("question", "generated_solution"),
+    ("problem", "generated_solution"), ("question", "answer"), ("query", "response"), ("question", "response"),
     ("prompt", "answer"), ("query", "answer"), ("query", "answers"),
     ("input", "output"), ("source", "target"), ("inputs", "targets"), ("input", "target"), ("user", "assistant"),
     ("human", "assistant"), ("context", "response"),
@@ -81,6 +82,8 @@ _PAIRS = (
 _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
+_SIDES = ("chosen", "rejected", "prompt", "completion", "preferred_output", "non_preferred_output")
+_TURNS = (*ROLES, "prompter")  # of records that are one message each
 _RESPONSES = ("responses", "completions", "samples", "generations")
 _SAMPLED = {
     "response_ids": ("response_ids", "completion_ids", "output_ids"),
@@ -121,8 +124,7 @@ def shapes_of(record: Record) -> Iterator[Shape]:
         kinds = {_kind(record.get(prompt)), _kind_of_side(record.get(answer))}
         if "messages" in kinds and kinds <= {"messages", "text"}:
             yield Shape("completion", (prompt, answer))
-    sides = {"chosen", "rejected", "prompt", "completion"}
-    names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in sides)]
+    names = [*_CHATS, *(name for name in record if name not in (*_CHATS, *_SIDES, "conversation_a", "conversation_b"))]
     for wanted in ("messages", "sharegpt"):
         for name in names:
             if _kind(record.get(name)) == wanted:
@@ -130,14 +132,14 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     texts = {name.lower(): name for name, value in record.items() if isinstance(value, str)}
     if pair := next((pair for pair in _PAIRS if texts.keys() >= {*pair}), None):
         yield Shape("pair", tuple(texts[name] for name in pair))
-    yield from (Shape("text", (texts[name],)) for name in _TEXTS if name in texts)
+    yield from (Shape("text", (texts[name],)) for name in _TEXTS if name in texts and record.get("role") not in _TURNS)
 
 
 def _guesses(record: Record) -> Iterator[Shape]:
     """The shape of a record without a known shape: its only long text, under any name."""
     texts = ((name, value) for name, value in record.items() if name not in ("tools", "functions"))
     long = [name for name, value in texts if isinstance(value, str) and len(value) >= _LONG_TEXT]
-    if len(long) == 1:
+    if len(long) == 1 and record.get("role") not in _TURNS:
         yield Shape("text", (long[0],))
 
 
@@ -315,8 +317,8 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
     name, key = shape.fields[0], "from" if shape.kind == "sharegpt" else "role"
     items = (item for record in records for item in record.get(name) or () if isinstance(item, dict))
     roles = dict(Counter(str(item.get(key)) for item in items).most_common())
-    if shape.kind == "sharegpt":
-        made.input["adapter"] = _sharegpt(name, roles, made)
+    if shape.kind == "sharegpt" or (_has_texts(records, "system") and roles.keys() <= ROLES.keys()):
+        made.input["adapter"] = _sharegpt(name, roles, made)  # which puts `system` among the messages, too
         name, roles = "messages", {ROLES.get(role, role): count for role, count in roles.items()}
     _chat(made, name, roles, tokenizer)
 
@@ -396,6 +398,8 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
         options["input"] = name
     elif "input" in shape.fields:
         options["input"] = "instruction"
+    if system := next((name for name in ("system_prompt", "system_message") if _has_texts(records, name)), None):
+        options["system"] = system
     made.input["adapter"] = {"name": "alpaca", **options} if options else "alpaca"
     _chat(made, "messages", {"user": len(records), "assistant": len(records)}, tokenizer)
 
@@ -651,8 +655,8 @@ def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -
     told = ", ".join(f"{name!r} ({kind})" for name, kind in list(names.items())[:12])
     return (
         f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Convert them to a shape "
-        "of docs/which_config.md, for instance 'messages' of 'role' and 'content': the page has a script under "
-        '"Records of another shape"'
+        "of docs/which_config.md, for instance 'messages' of 'role' and 'content' (pairs: 'chosen' and 'rejected'): "
+        'the page has a script under "Records of another shape"'
     )
 
 

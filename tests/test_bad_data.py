@@ -204,7 +204,7 @@ TABLE: dict[tuple[str, str], str] = {
     # a user alone, a system alone
     ("role_order.jsonl", "sft_chat"): "kept " * 3 + "-rows_without_loss kept -rows_without_loss" + " kept" * 5,
     # an image; parts without a text, without a type
-    ("content_parts.jsonl", "sft_chat"): "kept not_text unsupported_part unsupported_part kept",
+    ("content_parts.jsonl", "sft_chat"): "kept not_text unsupported_part kept kept",
     # a prompt, and nothing to train on
     ("mixed_schemas.jsonl", "sft_instruction"): "-empty -empty kept -empty -rows_without_loss -empty",
     # Kept are different prompts on the two sides: nothing compares them.

@@ -85,6 +85,13 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"dialog": says(user="Where is {n}?", assistant="At {n}.")},
         {"sections": [{"field": "dialog", "action": "$role", "template": "conversation"}]},
     ),
+    "messages beside a system text": (
+        {"system": "Be brief.", "dialog": says(user="Where is {n}?", assistant="At {n}.")},
+        {
+            "adapter": {"name": "sharegpt", "field": "dialog"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
     "messages of a prompt, and the answer as a text": (
         {"input": says(system="Be brief.", user="Where is {n}?"), "output": "<think>\nHm.\n</think>\nAt {n}."},
         {
@@ -117,6 +124,15 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"question": "Where is {n}?", "answer": "At {n}."},
         {
             "adapter": {"name": "alpaca", "instruction": "question", "output": "answer"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
+    "a system prompt, and the result beside the solution": (
+        {"system_prompt": "Be brief.", "question": "Where is {n}?", "solution": "Left: {n}.", "answer": "{n}"},
+        {
+            "adapter": {
+                "name": "alpaca", "instruction": "question", "output": "solution", "system": "system_prompt"
+            },
             "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
         },
     ),
@@ -344,6 +360,12 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
         ("x.jsonl", "a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
         ("a.jsonl", "", "has no record"),
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
+        (
+            "a.jsonl",
+            '{"preferred_output": [{"role": "assistant", "content": "a"}]}\n',
+            "(pairs: 'chosen' and 'rejected')",
+        ),
+        ("a.jsonl", f'{{"role": "user", "text": "{"How? " * 50}"}}\n', "'role' (a string (\"user\")), 'text'"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
     ]:
         Path(name).write_text(content)

@@ -6,6 +6,7 @@ rendering up to it begins with that piece's text. Text behind the last trained t
 torchtitan and Fireworks train reasoning models in this way, because templates drop the reasoning of the history.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from beam_prep.chat.trace import SourceSpan
 from beam_prep.data.block import Reject
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Codes, Piece, Segment, weight_code
 from beam_prep.data.schema import PART_KINDS, MaskOptions, Output, Section, TurnsApart
+from beam_prep.reading.adapters import CALLS, ROLES
 from beam_prep.reading.records import Record
 
 DIFFERENT = "conversations_different"
@@ -190,11 +192,11 @@ class Conversations:
             elif self._chat_format.rules.not_rendered == "keep":
                 texts.add(index)
             else:
+                role = chat.messages[index]["role"]
                 raise Reject(
                     "not_rendered",
-                    f"the chat template does not write the {key} of '{fields}[{index}]' "
-                    f'({chat.messages[index]["role"]}): wanted a template that does ("chat_template" in "input"); '
-                    '"not_rendered": "keep" in "input" keeps the rest of the record',
+                    f"the chat template does not write the {key} of '{fields}[{index}]' ({role}): wanted a template "
+                    f'that does ("chat_template" in "input"){self._instead(role, fields)}',
                 )
         self._count(rendered, chat.messages[first:])
         if texts:
@@ -203,6 +205,16 @@ class Conversations:
             if count:
                 self.counted[name] = max(self.counted[name], count)  # the largest count of several rows
         return rendered
+
+    def _instead(self, role: str, fields: str) -> str:
+        name = role.lower().replace("-", "_")
+        known = {"developer": "system", "function": role, "chatbot": "assistant", **ROLES}.get(name, "user")
+        if name in CALLS:
+            return ", or its call in `tool_calls` of the assistant's message"
+        if role == known or len(self._output.sections) > 1:
+            return '; "not_rendered": "keep" in "input" keeps the rest of the record'
+        adapter = json.dumps({"name": "sharegpt", "field": fields, "roles": {role: known}})
+        return f', or "adapter": {adapter} in "input", which renames the role: the section reads "messages" then'
 
     def _compared(self, rendered: RenderedChat, chat: _Chat) -> RenderedChat:
         """Compares a conversation with transformers' own rendering, and what is replayed with our own."""

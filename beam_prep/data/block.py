@@ -95,8 +95,8 @@ ADVICE = {
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "not_text": '"input": {"not_text": "drop_parts"}, which keeps the text; or take these records out',
     "missing_source": "check the field names in the config; complete the records, or take them out",
-    "template_error": "mend what the template refuses (unknown roles, messages or calls of another form: "
-    'docs/which_config.md), or give another template: "input": {"chat_template": ...}',
+    "template_error": 'mend what the template refuses (roles: "adapter": {"name": "sharegpt", "field": "messages", '
+    '"roles": {"developer": "system"}}; calls: docs/which_config.md), or "input": {"chat_template": ...}',
     "unsupported_part": 'convert the parts: a text to the type "text", calls to `tool_calls` (docs/which_config.md)',
     "unknown_role": '"input": {"adapter": {"name": "sharegpt", "roles": {"<their name>": "assistant"}}}',
     "last_not_assistant": 'end these conversations with an answer, or use "action": "$role"',
@@ -105,7 +105,7 @@ ADVICE = {
     "control_token": '"preprocessing": {"control_tokens": "escape"}',
     "line_too_long": "run with a larger --max_line_bytes",
     "template_limit": "take out the record that makes so much text",
-    "not_rendered": '"input": {"chat_template": ...} that writes them; or "not_rendered": "keep", which takes the rest',
+    "not_rendered": 'as the message says, or "input": {"chat_template": ...} that writes them',
     "bad_arguments": 'make the arguments of calls JSON objects, or "input": {"tool_arguments": "as_is"}',
     **dict.fromkeys(
         ("turn_begin", "turn_end", "turn_apart", "turn_unplaced"),

@@ -182,10 +182,10 @@ def check_loss_weight(weight: Any, where: str) -> None:
 
 Adapter = Callable[[Record], Record]
 
-_CALLS = ("function_call", "tool_call")
+CALLS = ("function_call", "tool_call")
 ROLES: Mapping[str, str] = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", *_CALLS), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", *CALLS), "assistant"),
     "system": "system",
     **dict.fromkeys(("tool", "observation", "function_response", "tool_response"), "tool"),
 }
@@ -200,7 +200,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 class ShareGPT:
     """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; keeps other fields.
 
-    Items with a `role` pass unchanged. A string field `system` becomes the first message if there is no system message.
+    Items with a `role` only get the new name of it. A string field `system` becomes the first message if there is none.
     A `function_call` or `tool_call` that is JSON with `name` and `arguments` (or a list of such objects) becomes
     `tool_calls`. Such items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
 
@@ -253,9 +253,11 @@ def _is_sharegpt(value: Any) -> bool:
 
 def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
     check_type(item, dict, f"'{where}'", "an object with 'from' and 'value'")
-    name = item.get("from")
+    name, role = item.get("from"), item.get("role")
+    if name is None and roles and isinstance(role, str) and roles.get(role, role) != role:
+        name, item = role, {**item, "value": item.get("content")}
     if name is None:
-        if item.get("role") is None:
+        if role is None:
             keys = ", ".join(map(repr, item)) or "nothing"
             raise Reject("bad_message", f"'{where}' has {keys}, wanted 'from' and 'value' (or 'role' and 'content')")
         return dict(item)
@@ -275,7 +277,7 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
             f'map it with "roles": {example}, or keep all names with "roles": "keep"',
         )
     message = {"role": roles[name], "content": value, **rest}
-    if name in _CALLS and roles[name] == "assistant" and isinstance(value, str) and (calls := _calls(value)):
+    if name in CALLS and roles[name] == "assistant" and isinstance(value, str) and (calls := _calls(value)):
         message |= {"content": "", "tool_calls": calls}
     return message
 
@@ -447,7 +449,7 @@ def adapt_records(records: Records, adapter: Adapter) -> Records:
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:
-    """The record's `tools`: a list of schemas, or that list as a JSON string; None if absent, null or blank.
+    """The record's `tools`: a list of schemas, or JSON strings of it or of each; None if absent, null or blank.
 
     `functions`, the older field of OpenAI's API, holds tools, too: a list of schemas with names, or one schema, or
     either as a JSON string.
@@ -475,7 +477,9 @@ def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
         found = [found]
     if found is not None:
         check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
-        for place, each in enumerate(found):
+        for place, each in enumerate(found := [*found]):
+            if isinstance(each, str) and each.lstrip().startswith("{"):  # of tables, whose schemas differ
+                found[place] = each = parsed_field(each, f"{name}[{place}]", "a schema", "bad_tools")
             check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
     return found
 

@@ -297,7 +297,7 @@ class _Search:
         made = {name: value for name, value in message.items() if name not in own}
         if "content" in made:
             made["content"] = content
-        if not _says(made):
+        if self.dropped > before and not _says(made):
             raise _nothing_left(where)
         return made
 
@@ -312,7 +312,7 @@ class _Search:
                 yield self._text(part, at, beside)
             elif isinstance(part, dict) and isinstance(part.get("text"), str):
                 text = self._text(part["text"], at, beside)
-                if self.rule == "drop_parts" and part.get("type") in _OTHER_TEXTS:
+                if part.get("type") in _OTHER_TEXTS and not dict(_files(part)):
                     yield {"type": "text", "text": text}
                 else:
                     yield part if text is part["text"] else {**part, "text": text}
@@ -361,7 +361,7 @@ class _Search:
 
 
 _OTHER_TEXTS = (None, "input_text", "output_text")
-"""Types of parts that hold a text, like the type `text`."""
+"""Types of parts that hold a text, like the type `text`: of Bedrock, and of OpenAI's Responses."""
 
 
 def _is_line(match: re.Match[str]) -> bool:

@@ -31,10 +31,8 @@ CUT_SHARE = 0.05
 
 OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
 _ALIASES = {
-    "assistant": (
-        *("ai", "answer", "bot", "chatbot", "chatgpt", "gpt", "model", "response", "function_call", "tool_call"),
-    ),
-    "tool": ("function_response", "observation", "tool_response", "tool_result"),
+    "assistant": "ai answer bot chatbot chatgpt gpt model response function_call tool_call tool-call".split(),
+    "tool": ("function_response", "observation", "tool_response", "tool-response", "tool_result"),
     "user": ("human", "person", "prompter", "question"),
 }
 _LIKE_FIELDS = (
@@ -248,7 +246,7 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
 
     >>> near_name("gpt", ["user", "assistant"]), near_name("asistant", ["user", "assistant"]), near_name("x", ["user"])
     ('assistant', 'assistant', None)
-    >>> near_name("observation", ["user", "tool"]), near_name("tool_call", ["tool", "assistant"])
+    >>> near_name("tool-response", ["user", "tool"]), near_name("tool_call", ["tool", "assistant"])
     ('tool', 'assistant')
     """
     by_lower = {other.lower(): other for other in known}

@@ -1,6 +1,7 @@
 """What a template does not write: a content or a call rejects its record, tools and reasoning are counted."""
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import beam_prep as bp
 from beam_prep import testing
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.schema import Output, Section, TextRules
+from beam_prep.reading.adapters import adapter
 from tests.chat.trained import END, HEADER, PROMPT, say
 from tests.conftest import ROOT
 
@@ -149,3 +151,24 @@ def test_the_plain_way_misses_the_same_texts() -> None:
         assert [[(index, key.partition("[")[0]) for index, key in each.not_rendered] for each in found] == [
             [(1, "content" if message["content"] else "refusal")]
         ] * 2
+
+
+KNOWN = HEAD.replace("messages", "messages if m.role in ['system', 'user', 'assistant', 'tool']")
+
+
+@pytest.mark.parametrize(
+    ("role", "known"), [("developer", "system"), ("tool-response", "tool"), ("Chatbot", "assistant")]
+)
+def test_a_role_that_the_template_does_not_know_can_be_renamed_as_the_message_says(role: str, known: str) -> None:
+    record = {"messages": [say(role, "Be brief."), ASKED, ANSWERED]}
+    source = KNOWN + "{{ m.content }}" + END + PROMPT
+    (reason, message), _ = steps(source, record)
+    assert reason == "not_rendered"
+    assert '"keep"' not in message
+    given, _ = json.JSONDecoder().raw_decode(message, message.index('"adapter": ') + len('"adapter": '))
+    options = {name: value for name, value in given.items() if name != "name"}
+    adapted = adapter(given["name"], **options)(record)
+    assert adapted == {"messages": [say(known, "Be brief."), ASKED, ANSWERED]}
+    assert steps(source, adapted)[0] == ["Be brief.<|im_end|>"] * (known == "assistant") + ["Not far.<|im_end|>"]
+    (_, message), _ = steps(source, {"messages": [ASKED, say("tool_call", "{}"), ANSWERED]})
+    assert message.endswith("or its call in `tool_calls` of the assistant's message")

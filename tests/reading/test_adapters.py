@@ -233,6 +233,12 @@ class TestTokenized:
 SHAREGPT, ALPACA = adapter("sharegpt"), adapter("alpaca")
 
 
+def test_tools_may_be_json_each() -> None:
+    given = {"tools": ['{"name": "f"}', {"name": "g"}]}
+    assert tools(given) == [{"name": "f"}, {"name": "g"}]
+    assert given["tools"][0] == '{"name": "f"}'
+
+
 def alpaca(**row: Any) -> Row:
     return {"instruction": "i", "output": "o", **row}
 
@@ -256,6 +262,7 @@ def of_ids(record: Row) -> Any:
         (tools, {"tools": {}}, "bad_tools", "field 'tools' is an object, wanted a list of schemas (objects)"),
         (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is an object, wanted a list of schemas"),
         (tools, {"tools": [{}, "f"]}, "bad_tools", "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
+        (tools, {"tools": [{}, "{f"]}, "bad_tools", "field 'tools[1]' is a string that is no JSON (unexpected"),
         (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (unexpected character"),
         (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
         (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),

@@ -154,14 +154,18 @@ def test_what_has_no_text_beside_its_files_is_a_reject() -> None:
         text_only(chat([{"type": "image"}]), [CHAT], "drop_parts")
 
 
-def test_drop_parts_keeps_texts_of_other_types_where_nothing_is_dropped() -> None:
-    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "A cat."}]}
-    record = {"messages": [chat([ASK])["messages"][0], answer]}
-    made, dropped = text_only(record, [CHAT], "drop_parts")
-    assert made["messages"][1]["content"] == [{"type": "text", "text": "A cat."}]
+@pytest.mark.parametrize("rule", ["reject", "drop_parts"])
+@pytest.mark.parametrize("part", [{"type": "output_text", "text": "A cat."}, {"text": "A cat."}])
+def test_parts_of_other_apis_are_texts(part: dict[str, Any], rule: Any) -> None:
+    blank = {"role": "assistant", "content": [{**part, "text": ""}]}
+    record = {"messages": [chat([ASK])["messages"][0], {"role": "assistant", "content": [part]}, blank]}
+    made, dropped = text_only(record, [CHAT], rule)
+    assert [each["content"][0]["text"] for each in made["messages"][1:]] == ["A cat.", ""]
+    assert {each["content"][0]["type"] for each in made["messages"]} == {"text"}
     assert made["messages"][0] is record["messages"][0]
     assert dropped == 0
-    assert text_only(record, [CHAT]) == (record, 0)  # which the check of messages rejects
+    beside = chat([{**part, "image": "a.png"}])
+    assert text_only(beside, [CHAT], rule) == (beside, 0)  # which the check of messages rejects
 
 
 @pytest.mark.parametrize(
