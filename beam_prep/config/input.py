@@ -130,22 +130,6 @@ class RolloutsConfig(Strict):
         """These keys, for `from_rollouts`."""
         return RolloutFields.of(self.model_dump())
 
-    def outputs(self) -> tuple[Output, ...]:
-        """The outputs that each record becomes, in the order of `from_rollouts`."""
-
-        def output(name: str, kind: OutputKind, action: Action = "value", mask: str | None = None) -> Output:
-            return Output(name, kind, (Section(name, action),), mask)
-
-        made = []
-        if self.response_ids is not None:
-            mask = None if self.loss_mask is None else "loss_mask"
-            made.append(output("response_ids", "list" if self.grouped else "ids", "train", mask))
-            if self.logprobs is not None:
-                made.append(output("logprobs", "token_value"))
-        made.append(output("prompt_ids", "ids", "mask"))
-        made += [output(name, "value") for name in self.fields.numbers]
-        return (*made, *(output(name, "text") for name in self.texts))
-
     def _problems(self) -> Iterator[Problem]:
         if self.response_ids is None:
             for name in ("loss_mask", "logprobs", "rewards", "policy_version"):
@@ -218,7 +202,7 @@ class FieldsConfig(Strict):
         if self.adapter is not None:
             return fields_read(self.adapter.name, **(self.adapter.model_extra or {}))
         if self.rollouts is not None:
-            return self.rollouts.fields.reads
+            return tuple(dict.fromkeys(self.rollouts.fields.columns.values()))
         return tuple(
             dict.fromkeys(section.field for each in outputs_of(self, OutputConfig()) for section in each.sections)
         )
@@ -350,7 +334,7 @@ def outputs_of(given: FieldsConfig, output: OutputConfig) -> tuple[Output, ...]:
             return tuple(each for part in given.parts(output) for each in outputs_of(part, output))
         masked = given._masked
     if given.rollouts is not None:
-        return given.rollouts.outputs()
+        return given.rollouts.fields.outputs
     if given.sources:
         return tuple(
             _of_source(name, source.mask_key or f"{name}_mask", source, source.mask_key is not None or name in masked)

@@ -10,7 +10,7 @@ import numpy as np
 
 from beam_prep.data.block import Reason, Reject
 from beam_prep.data.ragged import Array
-from beam_prep.data.schema import IGNORE_INDEX, Column
+from beam_prep.data.schema import IGNORE_INDEX, Action, Column, Output, Section
 from beam_prep.reading.adapters import check_loss_weight
 from beam_prep.reading.json_line import check_type, describe
 from beam_prep.reading.records import Record
@@ -163,39 +163,38 @@ class RolloutFields:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "RolloutFields":
         """Makes it from `input.rollouts` of a config."""
-        found: dict[str, Any] = dict(given)
-        for name in ("values", "texts"):
-            found[name] = tuple(found[name].items())
-        return cls(**found)
-
-    @property
-    def numbers(self) -> dict[str, str]:
-        """Column -> key, of the columns with numbers of the record or its responses."""
-        named = {"rewards": self.rewards, "policy_version": self.policy_version}
-        return {column: key for column, key in named.items() if key is not None} | dict(self.values)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The keys that a record must have."""
-        ids = [self.response_ids, self.loss_mask, self.logprobs, self.prompt_ids]
-        keys = [key for key in ids if key is not None]
-        return tuple(dict.fromkeys([*keys, *self.numbers.values(), *dict(self.texts).values()]))
+        return cls(**{**given, "values": (*given["values"].items(),), "texts": (*given["texts"].items(),)})
 
     @property
     def columns(self) -> dict[Column, str]:
-        """The columns of the ids and of what belongs to them -> key."""
-        found: dict[Column, str] = {}
-        if self.response_ids is not None:
-            depth = 2 if self.grouped else 1
-            found[Column("response_ids", "int32", depth, "ids")] = self.response_ids
-            if self.loss_mask is not None:
-                found[Column("loss_mask", "int32", depth, "mask", of="response_ids")] = self.loss_mask
-            if self.logprobs is not None:
-                found[Column("logprobs", "float32", depth, "token_value", of="response_ids")] = self.logprobs
-        found[Column("prompt_ids", "int32", 1, "ids")] = self.prompt_ids
-        for name, key in self.numbers.items():
-            found[Column(name, "int64" if name == "policy_version" else "float32", 1, "value")] = key
-        return found | {Column(name, "uint8", 1, "text"): key for name, key in self.texts}
+        """Column -> the key that a record must have for it."""
+        depth = 2 if self.grouped else 1
+        found = {
+            Column("response_ids", "int32", depth, "ids"): self.response_ids,
+            Column("loss_mask", "int32", depth, "mask", of="response_ids"): self.loss_mask,
+            Column("logprobs", "float32", depth, "token_value", of="response_ids"): self.logprobs,
+            Column("prompt_ids", "int32", 1, "ids"): self.prompt_ids,
+            Column("rewards", "float32", 1, "value"): self.rewards,
+            Column("policy_version", "int64", 1, "value"): self.policy_version,
+            **{Column(name, "float32", 1, "value"): key for name, key in self.values},
+            **{Column(name, "uint8", 1, "text"): key for name, key in self.texts},
+        }
+        return {column: key for column, key in found.items() if key is not None}
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The outputs that each record becomes. Their sections name columns."""
+        actions: dict[str, Action] = {"response_ids": "train", "prompt_ids": "mask"}
+        return tuple(
+            Output(
+                column.name,
+                "list" if column.role == "ids" and column.depth == 2 else column.role,  # type: ignore[arg-type]
+                (Section(column.name, actions.get(column.name, "value")),),
+                "loss_mask" if column.name == "response_ids" and self.loss_mask is not None else None,
+            )
+            for column in self.columns
+            if column.role != "mask"
+        )
 
 
 def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> tuple[list[int], dict[str, Array]] | None:
@@ -208,15 +207,16 @@ def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> tuple[li
         Reject: `missing_source`: a field is missing. `wrong_type`, `bad_id`, `bad_number`, `bad_text`: a field holds a
             wrong value. `count_mismatch`: lists do not have the lengths that they must have.
     """
-    missing = [key for key in fields.reads if record.get(key) is None or record[key] == []]
-    if len(missing) == len(fields.reads):
+    columns = fields.columns
+    missing = [key for key in columns.values() if record.get(key) is None or record[key] == []]
+    if len(missing) == len(columns):
         return None
     if missing:
         raise Reject("missing_source", f"field {missing[0]!r} is absent, null or empty")
     lengths: list[int] = []
     found: dict[str, Array] = {}
     kinds = {"ids": _ids(max_id), "mask": _BITS, "token_value": _REALS}
-    for column, key in fields.columns.items():
+    for column, key in columns.items():
         value = record[key]
         if column.role == "text":
             found[column.name] = _text(value, key)

@@ -115,7 +115,7 @@ def _fields(given: Mapping[str, Any]) -> tuple[str, ...]:
     if given.get("adapter"):
         return fields_read(**given["adapter"])
     if given.get("rollouts"):
-        return RolloutFields.of(given["rollouts"]).reads
+        return tuple(dict.fromkeys(RolloutFields.of(given["rollouts"]).columns.values()))
     return tuple(dict.fromkeys(section["field"] for section in _sections(given)))
 
 

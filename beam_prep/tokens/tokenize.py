@@ -10,7 +10,7 @@ import numpy as np
 from beam_prep.data.block import sample, step
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
 from beam_prep.data.rendered import UNSET, Pieces, Rendered
-from beam_prep.data.schema import Column, Output, Section
+from beam_prep.data.schema import Column, Output
 from beam_prep.reading.adapters import LeftOut, record_domain, record_weight, work_on_each
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields, read_rollout, token_weights, tokenized
@@ -305,7 +305,7 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
         max_id: the tokenizer's largest id.
         domain_key: the field of a record that names its domain.
     """
-    batch, found = _read(records, _outputs(fields), domain_key, lambda record: read_rollout(record, fields, max_id))
+    batch, found = _read(records, fields.outputs, domain_key, lambda record: read_rollout(record, fields, max_id))
     for column in fields.columns:
         values = [row[column.name] for _, row in found]
         if (column.of or column.name) == "response_ids":
@@ -341,15 +341,6 @@ def _read(
     domains = [domain for _, domain in found]
     batch = Batch(left.origin, left.ledger, left.line, left.receipt, outputs, domains, made=dict(left.made))
     return batch, [each for each, _ in found]
-
-
-def _outputs(fields: RolloutFields) -> tuple[Output, ...]:
-    prompt = Output("prompt_ids", "ids", (Section(fields.prompt_ids, "mask"),))
-    if fields.response_ids is None:
-        return (prompt,)
-    mask = None if fields.loss_mask is None else "loss_mask"
-    sections = (Section(fields.response_ids, "train"),)
-    return Output("response_ids", "list" if fields.grouped else "ids", sections, mask), prompt
 
 
 def _add(batch: Batch, column: Column, rows: Ragged) -> None:
