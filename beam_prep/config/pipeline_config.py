@@ -1,7 +1,6 @@
 """`PipelineConfig`: all parts of a config together, and how it is made of a text."""
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable
@@ -9,19 +8,17 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from beam_prep.config.combinations import (
-    column_dtypes,
-    contents_of,
-    joint_problems,
-)
+from beam_prep.config.combinations import column_dtypes, contents_of, joint_problems
 from beam_prep.config.input import InputConfig, outputs_of
 from beam_prep.config.output import OutputConfig, PreprocessingConfig
 from beam_prep.config.presets import with_preset
 from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, path_of, problems_of
+from beam_prep.data.block import Reject
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import is_outside
+from beam_prep.reading.json_line import parse_json
 from beam_prep.reading.verdicts import FieldUse
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -386,28 +383,12 @@ def read_file(path: str) -> bytes:
     return found
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}; give it once")
-    return found
-
-
 def _parsed(text: str, name: str) -> Any:
-    """The JSON of a config.
-
-    Raises:
-        ConfigError: the text is not JSON.
-    """
+    """The JSON of a config. Raises `ConfigError` if the text is not JSON, or repeats a key."""
     try:
-        found = json.loads(text, object_pairs_hook=_object)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair, which no file can hold
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise ConfigError(f"{name}: not usable as JSON: {error}") from error
-    return found
+        return parse_json(text.encode("utf-8", "surrogatepass"))
+    except Reject as reject:
+        raise ConfigError(f"{name}: not JSON: {reject.message}") from None
 
 
 def with_template(

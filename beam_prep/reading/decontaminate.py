@@ -69,33 +69,29 @@ class Words:
         The hash is the sum of byte * multiplier**place, divided by the power of the first byte's place. It is computed
         as the difference of two cumulative sums.
         """
-        far, near = _powers(_MULTIPLIER, len(self.data))
-        sums: Array = np.multiply.outer(far, near).reshape(-1)[: len(self.data)]
+        size = len(self.data)
+        powers = _powers(size)
+        factors = powers[size - self.start] * np.uint64(pow(_MULTIPLIER, -size, 1 << 64))
+        sums = powers[:size]
         sums *= self.data  # in place, like the sums: a text may be large
         np.cumsum(sums, out=sums)
         borders = np.append(np.uint64(0), sums[self.end])
         found: Array = borders[count:] - borders[:-count]
-        start = self.start[: len(found)]
-        far, near = _powers(pow(_MULTIPLIER, -1, 1 << 64), len(self.data))
-        found *= far[start // _STEP] * near[start % _STEP]
-        return found
+        return found * factors[: len(found)]
 
     def ngram(self, first: int, count: int) -> Array:
         """uint8: `count` words, a blank behind each."""
         return self.data[self.start[first] : self.end[first + count - 1] + 1]
 
 
-_STEP = 1 << 12
-
-
-def _powers(base: int, count: int) -> tuple[Array, Array]:
-    """uint64: base**0, base**_STEP, base**(2 * _STEP) ..., up to `count`; and base**0 to base**(_STEP - 1)."""
-    tables = []
-    for factor, size in ((pow(base, _STEP, 1 << 64), count // _STEP + 1), (base, _STEP)):
-        factors = np.full(size, factor, np.uint64)
-        factors[0] = 1
-        tables.append(np.cumprod(factors))
-    return tables[0], tables[1]
+def _powers(most: int) -> Array:
+    """uint64: the powers of the multiplier, up to `most` and further."""
+    near, far = (
+        np.full(1 << 12, _MULTIPLIER, np.uint64),
+        np.full((most >> 12) + 1, pow(_MULTIPLIER, 1 << 12, 1 << 64), np.uint64),
+    )
+    near[0] = far[0] = 1
+    return np.multiply.outer(np.cumprod(far), np.cumprod(near)).reshape(-1)
 
 
 def _plain(texts: Sequence[str]) -> bytes:
