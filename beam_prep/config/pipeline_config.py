@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from beam_prep.config.combinations import column_dtypes, contents_of, joint_problems
-from beam_prep.config.input import InputConfig, outputs_of
-from beam_prep.config.output import OutputConfig, PreprocessingConfig
+from beam_prep.config.parts import InputConfig, OutputConfig, PreprocessingConfig, outputs_of
 from beam_prep.config.presets import with_preset
 from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, path_of, problems_of
 from beam_prep.data.block import Reject
@@ -18,7 +17,7 @@ from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, Ro
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import is_outside
-from beam_prep.reading.json_line import parse_json
+from beam_prep.reading.records import parse_json
 from beam_prep.reading.verdicts import FieldUse
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024

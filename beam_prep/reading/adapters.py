@@ -23,8 +23,7 @@ from beam_prep.data.block import Reason, Reject, step
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError, UserFunctionError
 from beam_prep.hints import unknown_name
-from beam_prep.reading.json_line import check_type, describe, parse_json
-from beam_prep.reading.records import Record, Records
+from beam_prep.reading.records import Record, Records, check_type, describe, parse_json
 
 
 @step

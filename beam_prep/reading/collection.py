@@ -23,8 +23,7 @@ import orjson
 from beam_prep.data.block import COLLECTION, InputFile, Origin, Reject
 from beam_prep.data.hashing import Node, subtree
 from beam_prep.errors import InputError
-from beam_prep.reading.json_line import MAX_DEPTH
-from beam_prep.reading.records import MAX_LINE_BYTES, SHOWN_BYTES, RawBlock, Records, parse
+from beam_prep.reading.records import MAX_DEPTH, MAX_LINE_BYTES, SHOWN_BYTES, RawBlock, Records, parse
 
 MOST_BUCKETS = 1 << 16
 """Leaves of the hash tree. A bucket is one or more leaves, so the digest of all records depends on no bucket."""

@@ -20,8 +20,7 @@ import orjson
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Metadata, MetadataType, metadata_column, one_each
-from beam_prep.reading.json_line import check_values, describe
-from beam_prep.reading.records import Record, Records, lines_beyond_json
+from beam_prep.reading.records import Record, Records, check_values, describe, lines_beyond_json
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The names of the digests, see `Ledger.digests`; `duplicate` is also the reason of drops."""

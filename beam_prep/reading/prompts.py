@@ -12,8 +12,7 @@ from typing import Any
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output
 from beam_prep.reading.adapters import ROLES
-from beam_prep.reading.json_line import describe
-from beam_prep.reading.records import Record
+from beam_prep.reading.records import Record, describe
 
 _Message = dict[str, Any]
 

@@ -12,8 +12,7 @@ from beam_prep.data.block import Reason, Reject
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import IGNORE_INDEX, Action, Column, Output, Section
 from beam_prep.reading.adapters import check_loss_weight
-from beam_prep.reading.json_line import check_type, describe
-from beam_prep.reading.records import Record
+from beam_prep.reading.records import Record, check_type, describe
 
 
 class _Kind(NamedTuple):

@@ -18,7 +18,7 @@ also Parquet's JSON) becomes its value. The other types:
   `1 day, 0:00:05`. So do UUIDs.
 * Decimals become numbers, with all their digits.
 * Numbers that are not finite stay: `NaN`, `Infinity`. Bytes become an object with their number, `{"binary": 1234}`. A
-  record is rejected if the run reads such a value: see `json_line.check_values`.
+  record is rejected if the run reads such a value: see `records.check_values`.
 * A null member of a struct and a null column are left out, because tables add the members that other records have.
   Only the `content` of a message stays null, because chat templates look for it. Nulls in lists, maps and JSON stay.
 * Values that JSON cannot hold reject the record, see `Unfit`: bytes in a text that are no UTF-8, wrong JSON in a JSON
@@ -47,8 +47,7 @@ from beam_prep.data.block import InputFile, Origin, Reason, Reject, Split
 from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
-from beam_prep.reading.json_line import BINARY, parse_json
-from beam_prep.reading.records import RawBlock, read_up_to
+from beam_prep.reading.records import BINARY, RawBlock, parse_json, read_up_to
 from beam_prep.reading.source import Files, Position, Source, ranges
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ import beam_prep as bp
 from beam_prep.data.hashing import tree_digest
 from beam_prep.errors import InputError
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
-from beam_prep.reading.json_line import MAX_DEPTH
-from beam_prep.reading.records import Records
+from beam_prep.reading.records import MAX_DEPTH, Records
 
 ONE = 1
 """One bucket."""
