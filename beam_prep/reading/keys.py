@@ -20,7 +20,7 @@ import orjson
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Metadata, MetadataType, metadata_column, one_each
-from beam_prep.reading.records import Record, Records, check_values, describe, lines_beyond_json
+from beam_prep.reading.records import Record, Records, check_values, describe, dumped, lines_beyond_json
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The names of the digests, see `Ledger.digests`; `duplicate` is also the reason of drops."""
@@ -85,14 +85,6 @@ def _normal(text: str, how: Normalize) -> str:
     return " ".join(text.split())
 
 
-def canonical(value: Any) -> bytes:
-    """The JSON of a value with sorted keys: equal values give equal bytes."""
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # integers beyond 64 bits, or nested deeper than orjson writes
-        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-
-
 @step
 def key_records(records: Records, keys: Keys) -> Records:
     """Notes the digests of each record in the ledger.
@@ -127,7 +119,7 @@ def key_records(records: Records, keys: Keys) -> Records:
 def _split_digest(row: Record, keys: Keys) -> bytes:
     none = NO_KEY.tobytes()
     if keys.split_key is None:
-        content = canonical(row)
+        content = dumped(row, sort=True)
     elif (value := row.get(keys.split_key)) is not None:
         content = form(value)
     elif keys.reject_missing:
@@ -158,7 +150,7 @@ def form(value: Any) -> bytes:
         contents = [item["content"].encode() for item in value]
         sizes = np.array([len(content) for content in contents], np.int64)
         return b"".join((b"chat ", orjson.dumps([item["role"] for item in value]), sizes.tobytes(), *contents))
-    return b"json " + canonical(value)
+    return b"json " + dumped(value, sort=True)
 
 
 def _is_plain(message: Any) -> bool:

@@ -429,6 +429,15 @@ def _parse_carefully(
     return row
 
 
+def dumped(value: Any, sort: bool = False) -> bytes:
+    """The JSON of a value; with sorted keys, equal values give equal bytes."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)
+    except TypeError:  # integers beyond 64 bits, half of a surrogate pair, or nested deeper than orjson writes
+        text = json.dumps(value, ensure_ascii=False, sort_keys=sort, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")
+
+
 def _deeper_than(levels: int, line: bytes) -> bool:
     if line.count(b"[") + line.count(b"{") <= levels:
         return False
