@@ -99,8 +99,7 @@ class Source:
     Attributes:
         name: for messages: `it is ...`, `it cannot be read as ...`.
         endings: of the names of its files; messages recommend the first one. Files with unknown endings are JSONL.
-        compressible: its files may have the ending of a compression behind their own.
-        magic: the first bytes of each of its files; b"" for text.
+        magic: the first bytes of each of its files; b"" for text, which may be compressed.
         unit: the word for a record in messages: `line 12`.
         by_row: True: offsets count records, from 0; False: bytes of the content.
         is_seekable: True: a byte range of an uncompressed file can be read without the bytes before it.
@@ -109,7 +108,6 @@ class Source:
 
     name = "JSONL"
     endings: tuple[str, ...] = ()
-    compressible = True
     magic = b""
     unit = "line"
     by_row = False

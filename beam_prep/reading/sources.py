@@ -27,7 +27,7 @@ def source_of(path: str) -> Source:
     ('line 1,200', 'record 3', 'a.parquet (row 4)')
     """
     _, ending, packed = split_name(path)
-    found = (source for source in SOURCES if ending in source.endings and (source.compressible or not packed))
+    found = (source for source in SOURCES if ending in source.endings and not (source.magic and packed))
     return next(found, JSONL)
 
 

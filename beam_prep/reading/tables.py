@@ -33,7 +33,6 @@ import json
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -76,7 +75,6 @@ class Table(Source):
 
     unit = "row"
     by_row = True
-    compressible = False
     is_seekable = False
 
     def blocks(
@@ -531,22 +529,18 @@ def _in_range(text: str | None) -> Any:
     return Unfit("not_json", text.strip("<>"), text) if text is not None and text.startswith("<") else text
 
 
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
-
 def _durations(array: pa.DurationArray) -> list[Any]:
-    return [_duration(count, _UNITS[array.type.unit]) for count in _numbers(array.cast(pa.int64()))]
+    if array.type.unit == "ns":
+        array = array.cast(pa.duration("us"), safe=False)
+    return [_duration(each) for each in array]
 
 
-def _duration(count: int, in_a_second: int) -> Any:
-    """In Python's form: `1 day, 0:00:05.000001`; with nine digits if there are nanoseconds."""
-    seconds, rest = divmod(count, in_a_second)
-    nanoseconds = rest * 10**9 // in_a_second
-    digits = f".{nanoseconds:09}" if nanoseconds % 1000 else f".{nanoseconds // 1000:06}" if nanoseconds else ""
+def _duration(value: pa.DurationScalar) -> Any:
+    """In Python's form: `1 day, 0:00:05.000001`."""
     try:
-        return f"{timedelta(seconds=seconds)}{digits}"
+        return str(value.as_py())
     except OverflowError:
-        return Unfit("not_json", f"value out of range: {seconds} seconds", seconds)
+        return Unfit("not_json", f"value out of range: {value.value}", value.value)
 
 
 def _bytes(array: pa.Array) -> list[Any]:
