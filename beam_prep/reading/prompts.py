@@ -293,12 +293,8 @@ def _without_system(messages: list[_Message]) -> tuple[list[_Message], list[_Mes
 
 
 def _same(ones: Sequence[_Message], others: Sequence[_Message]) -> bool:
-    return len(ones) == len(others) and all(map(_same_message, ones, others))
-
-
-def _same_message(one: _Message, other: _Message) -> bool:
-    """True if two messages say the same. Other keys, names of one role, and blanks around a content do not count."""
-    return one == other or _compared(one) == _compared(other)
+    """True if messages say the same. Other keys, names of one role, and blanks around a content do not count."""
+    return [*map(_compared, ones)] == [*map(_compared, others)]
 
 
 _SAID = ("name", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")

@@ -368,13 +368,10 @@ def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
 
 
 def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse, in_all: bool) -> Verdict:
-    does = _UNREAD
-    if seen.are_answers:
+    does = use.kept.get(field.top, _UNREAD)
+    if seen.are_answers and field.top not in use.kept:
         does = "trains it" if field.name in use.trained else "does not read it"
-        bad = bad if field.name in use.trained else []
-    if field.top in use.kept:
-        return Verdict(field.name, seen.means, use.kept[field.top])
-    if not bad:
+    if field.top in use.kept or (seen.are_answers and field.name not in use.trained) or not bad:
         return Verdict(field.name, seen.means, does)
     values = list(dict.fromkeys(_shown(value) for _, value in bad))
     shown = "all of it" if seen.are_answers else ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")

@@ -355,7 +355,6 @@ _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protob
 # The only subfolder of a tokenizer's folder that transformers reads.
 BELOW = "additional_chat_templates"
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
-_MOST_BYTES = 256 << 20
 
 
 def digest_of(contents: Mapping[str, bytes]) -> str:
@@ -490,8 +489,6 @@ def state_of_folder(folder: str) -> list[str] | None:
         places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
         files = sorted(path for place in places for path in place.iterdir() if path.is_file())
         files = [path for path in files if path.suffix not in WEIGHTS]
-        if sum(path.stat().st_size for path in files) > _MOST_BYTES:
-            return None  # reading them takes longer than resolving
         contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     except OSError:
         return None
