@@ -16,7 +16,7 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from beam_prep.data.block import Reason, Reject, step
@@ -327,47 +327,36 @@ class Alpaca:
     system: _Name = "system"
     history: _Name = "history"
 
-    @model_validator(mode="after")
-    def _check(self) -> "Alpaca":
-        if len(self._fields()) < 5:
-            raise ValueError("one field under two names, wanted a field of its own for each")
-        return self
-
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that a record needs."""
         return (self.instruction, *(("chosen", "rejected") if self.to == "preference" else (self.output,)))
 
-    def _fields(self) -> set[str]:
-        return {self.instruction, self.input, self.output, self.system, self.history}
-
     def __call__(self, record: Record) -> Record:
         if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
             return record
-        question = self._question(record)
-        system, turns = _text(record, self.system), self._turns(record)
-        head = [_says("system", system)] if system and system.strip() else []
-        fields = self._fields()
+        question, system, turns = self._question(record), _text(record, self.system) or "", self._turns(record)
+        asked = [*([_says("system", system)] if system.strip() else []), *turns, _says("user", question)]
+        fields = {self.instruction, self.input, self.output, self.system, self.history}
+        made: dict[str, Any]
         if self.to == "preference":
-            result = {name: value for name, value in record.items() if name not in fields - {self.output}}
-            _check_free(result, "prompt", self.instruction)
-            return {**result, "prompt": [*head, *turns, _says("user", question)]}
-        answer = _text(record, self.output)
-        if answer is None:
+            fields.remove(self.output)
+            made = {"prompt": asked}
+        elif (answer := _text(record, self.output)) is None:
             raise Reject("missing_field", f"field {self.output!r} is absent, wanted the answer (a string)")
-        result = {name: value for name, value in record.items() if name not in fields}
-        if self.to == "messages":
-            _check_free(result, "messages", self.instruction)
+        elif self.to == "messages":
             calls = _calls(answer) if record.get("tools") else None  # xLAM, APIGen
             answered = _says("assistant", "") | {"tool_calls": calls} if calls else _says("assistant", answer)
-            result["messages"] = [*head, *turns, _says("user", question), answered]
-            return result
-        if turns or (system and system.strip()):
+            made = {"messages": [*asked, answered]}
+        elif len(asked) > 1:
             extra = self.history if turns else self.system
             raise Reject("no_place", f"field {extra!r} has no place in a prompt, wanted none of it: use to: 'messages'")
-        for name in ("prompt", "completion"):
+        else:
+            made = {"prompt": question, "completion": answer}
+        result = {name: value for name, value in record.items() if name not in fields}
+        for name in made:
             _check_free(result, name, self.instruction)
-        return {**result, "prompt": question, "completion": answer}
+        return {**result, **made}
 
     def _question(self, record: Record) -> str:
         parts = [_text(record, self.instruction), _text(record, self.input)]
@@ -454,8 +443,12 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
     Raises:
         Reject: `bad_tools`: a field holds something else, or `tools` and `functions` differ.
     """
-    found = _schemas(record, "tools")
-    if not has_functions(record):
+    found, given = _schemas(record, "tools"), record.get("functions")
+    if isinstance(given, str):
+        has_functions = _OBJECTS.match(given) is not None and '"name"' in given
+    else:  # lists of names, or code, are no tools
+        has_functions = any(map(_has_name, given if isinstance(given, list) else [given]))
+    if not has_functions:
         return found
     functions = [each.get("function", each) for each in _schemas(record, "functions") or ()]
     for place, function in enumerate(functions):
@@ -477,14 +470,6 @@ def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
         for place, each in enumerate(found):
             check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
     return found
-
-
-def has_functions(record: Mapping[str, Any]) -> bool:
-    """True if the record's `functions` holds tools: an object with a name. Lists of names, or code, are no tools."""
-    given = record.get("functions")
-    if isinstance(given, str):
-        return _OBJECTS.match(given) is not None and '"name"' in given
-    return any(map(_has_name, given if isinstance(given, list) else [given]))
 
 
 def _has_name(function: Any) -> bool:
