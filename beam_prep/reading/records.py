@@ -66,8 +66,8 @@ class RawBlock:
         )
 
 
-_LINE_END, _MOST_AT_ONCE = CHUNK // 2, 1024 * 1024
-"""Bytes of one read behind a block's range: of the first (most often the last line ends there), and of later ones."""
+_LINE_END = CHUNK // 2
+"""Bytes of one read behind a block's range: most often its last line ends there."""
 
 
 def read_blocks(
@@ -120,11 +120,10 @@ def _finish_line(stream: Readable, ahead: bytes, begun: int, max_line_bytes: int
         (all bytes read behind this part, `ahead` included, for the next block; the rest of the line, with its line
         feed, or only its beginning; True if the line is too long).
     """
-    read, end, step = bytearray(ahead), ahead.find(b"\n"), _LINE_END
-    while end < 0 and begun + len(read) <= max(max_line_bytes, SHOWN_BYTES) and (part := stream.read(step)):
+    read, end = bytearray(ahead), ahead.find(b"\n")
+    while end < 0 and begun + len(read) <= max(max_line_bytes, SHOWN_BYTES) and (part := stream.read(_LINE_END)):
         read += part
         end = read.find(b"\n", len(read) - len(part))
-        step = min(2 * step, _MOST_AT_ONCE)
     size = begun + (len(read) if end < 0 else end)
     if size <= max_line_bytes:
         return bytes(read), bytes(read if end < 0 else read[: end + 1]), False
@@ -216,9 +215,6 @@ def _is_bare(value: Any) -> bool:
 
 Record = dict[str, Any]
 
-NOT_FINITE = "records_not_finite"
-"""The entry of `Block.made` with the number of table rows that hold NaN or Infinity, whether kept or not."""
-
 
 @dataclass(slots=True)
 class Records(Block):
@@ -269,14 +265,7 @@ def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
     _reject_long(ledger, origin)
     _mark_blank(ledger)
     rows: list[Record] = []
-    words: list[str] = []  # NaN and Infinity in the current row
-    not_finite = 0
-
-    def number(word: str) -> float:
-        words.append(word)
-        return float(word)
-
-    constants = number if ledger.by_row else None
+    constants = float if ledger.by_row else None
     lines = np.flatnonzero(ledger.status == ALIVE)
     borders = zip(lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True)
     with without_collector():
@@ -288,11 +277,7 @@ def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
                 rows.append(row)
             except Reject as reject:
                 ledger.reject(line, reject.reason, reject.message)
-            if words:
-                not_finite += 1
-                words.clear()
-    made = {NOT_FINITE: not_finite} if not_finite else {}
-    return Records(origin, ledger, np.flatnonzero(ledger.status == ALIVE).astype(np.int32), rows=rows, made=made)
+    return Records(origin, ledger, np.flatnonzero(ledger.status == ALIVE).astype(np.int32), rows=rows)
 
 
 def lines_beyond_json(ledger: Ledger) -> set[int]:
