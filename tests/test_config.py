@@ -335,14 +335,6 @@ def test_a_config_of_others_reads_no_file_outside_its_folder() -> None:
         given("templates/mine.jinja", "none")
 
 
-def test_a_template_s_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text(json.dumps({"input": {"sections": [CHAT], "chat_template": "/dev/zero"}}))
-    with pytest.raises(ConfigError, match=r"'/dev/zero', which cannot be read \(.*more than 16777216 bytes"):
-        PipelineConfig.from_json(tmp_path / "c.json")
-    with pytest.raises(ConfigError, match="more than 16777216 bytes"):
-        PipelineConfig.from_json("/dev/zero")
-
-
 ANY = st.recursive(
     st.none()
     | st.booleans()

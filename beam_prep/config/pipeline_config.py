@@ -1,9 +1,9 @@
 """`PipelineConfig`: all parts of a config together, and how it is made of a text."""
 
-import errno
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -19,9 +19,6 @@ from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import is_outside
 from beam_prep.reading.records import parse_json
 from beam_prep.reading.verdicts import FieldUse
-
-MAX_CONFIG_BYTES = 16 * 1024 * 1024
-"""Most bytes of a config, and of the file of a chat template."""
 
 TemplateFiles = Literal["beside", "below", "none"]
 """Which files may hold a chat template: any file, relative to the config's folder; only files below it; none."""
@@ -107,7 +104,7 @@ class PipelineConfig(Strict):
         """Reads a config file. Raises `ConfigError` if it cannot be read or is wrong."""
         name = os.fspath(path)
         try:
-            text = read_file(name).decode("utf-8-sig")
+            text = Path(name).read_bytes().decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: the config cannot be read: {error}") from error
         return cls.from_text(text, name)
@@ -369,19 +366,6 @@ def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> 
         plain["sources"][each.name]["mask_key"] = each.mask_name
 
 
-def read_file(path: str) -> bytes:
-    """The bytes of a local file.
-
-    Raises:
-        OSError: the file cannot be read, or is too large for a config.
-    """
-    with open(path, "rb") as file:
-        found = file.read(MAX_CONFIG_BYTES + 1)
-    if len(found) > MAX_CONFIG_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_CONFIG_BYTES} bytes")
-    return found
-
-
 def _parsed(text: str, name: str) -> Any:
     """The JSON of a config. Raises `ConfigError` if the text is not JSON, or repeats a key."""
     try:
@@ -422,7 +406,9 @@ def with_template(
         )
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
-        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would become text of every row
+        text = (read(path) if read else Path(path).read_bytes()).decode(
+            "utf-8-sig"
+        )  # a BOM would become text of every row
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError(
             f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
