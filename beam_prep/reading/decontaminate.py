@@ -77,7 +77,8 @@ class Words:
         np.cumsum(sums, out=sums)
         borders = np.append(np.uint64(0), sums[self.end])
         found: Array = borders[count:] - borders[:-count]
-        return found * factors[: len(found)]
+        found *= factors[: len(found)]
+        return found
 
     def ngram(self, first: int, count: int) -> Array:
         """uint8: `count` words, a blank behind each."""
@@ -226,7 +227,8 @@ class IndexBuilder:
     def __init__(self, ngram: int) -> None:
         self._ngram, self._size, self._without = ngram, 0, 0
         self._files: list[str] = []
-        self._parts: dict[str, list[Array]] = {}
+        kinds = (np.uint64, np.int64, np.uint8, np.int64, np.int32, np.int64)
+        self._parts = [tuple(np.zeros(0, kind) for kind in kinds)]  # the arrays of `Index`, in its order
 
     def add(self, file: str, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
         """Adds the records of a file.
@@ -251,29 +253,21 @@ class IndexBuilder:
         self._without += int((np.diff(np.searchsorted(first, begins)) == 0).sum())
         borders = np.append(words.start, len(words.data)) + self._size
         self._size += len(words.data)
-        for name, values in (
-            ("hashes", hashes[first]),
-            ("starts", borders[first]),
-            ("text", words.data),
-            ("record_starts", borders[begins[:-1]]),
-            ("record_files", np.full(len(lines), len(self._files) - 1, np.int32)),
-            ("record_lines", np.array(lines, np.int64)),
-        ):
-            self._parts.setdefault(name, []).append(values)
+        self._parts.append(
+            (
+                *(hashes[first], borders[first], words.data, borders[begins[:-1]]),
+                *(np.full(len(lines), len(self._files) - 1, np.int32), np.array(lines, np.int64)),
+            )
+        )
 
     def build(self) -> Index:
         """The index of all added records."""
-        empty = {"hashes": np.uint64, "text": np.uint8, "record_files": np.int32}
-        arrays = {
-            name: np.concatenate([np.zeros(0, empty.get(name, np.int64)), *self._parts.pop(name, ())])
-            for name in ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
-        }
-        order = np.argsort(arrays["hashes"], kind="stable")  # stable: the first place of each n-gram comes first
-        hashes = arrays["hashes"][order]
-        new = np.ones(len(hashes), bool)
-        new[1:] = hashes[1:] != hashes[:-1]
-        arrays |= {"hashes": hashes[new], "starts": arrays["starts"][order][new]}
-        return Index(self._ngram, **arrays, files=tuple(self._files), without=self._without)
+        hashes, starts, text, begins, files, lines = map(np.concatenate, zip(*self._parts, strict=True))
+        order = np.argsort(hashes, kind="stable")  # stable: the first place of each n-gram comes first
+        hashes, starts = hashes[order], starts[order]
+        new = np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]
+        paths = tuple(self._files)
+        return Index(self._ngram, hashes[new], starts[new], text, begins, files, lines, paths, self._without)
 
 
 def texts_in(value: Any) -> Iterator[str]:

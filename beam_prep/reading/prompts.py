@@ -219,22 +219,19 @@ def _without_echo(
     A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
     code is completed together with its beginning.
     """
-    asked, texts = _text_of(question), [_text_of(chat[0]) if _is_one_answer(chat) else None for chat in chats]
-    if asked is None or None in texts:
+    asked, answers = _text_of(question), [chat[0] for chat in chats if len(chat) == 1]
+    texts = [text for each in answers if _speaker(each) == "assistant" and (text := _text_of(each)) is not None]
+    if asked is None or len(texts) < len(chats):
         return chats
-    rests = [(text or "")[len(asked) :] for text in texts]
-    repeated = all(begins(text or "", asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
+    rests = [text[len(asked) :] for text in texts]
+    repeated = all(begins(text, asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
     if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
-        answers = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
-        return [[{**chat[0], "content": answer}] for chat, answer in zip(chats, answers, strict=True)]
+        rests = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
+        return [[{**answer, "content": rest}] for answer, rest in zip(answers, rests, strict=True)]
     _check_echo(
         sides, asked, {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
     )
     return chats
-
-
-def _is_one_answer(chat: list[_Message]) -> bool:
-    return len(chat) == 1 and _speaker(chat[0]) == "assistant"
 
 
 def _text_of(message: _Message) -> str | None:

@@ -376,22 +376,20 @@ def schema_problem(schema: pa.Schema) -> str | None:
 
 
 def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
-    kind = _plain(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     if depth > MAX_DEPTH:
         return f"{where} is nested deeper than {MAX_DEPTH} levels"
-    if types.is_dictionary(kind) or _writer(kind) is _lists:
+    if types.is_dictionary(kind):
         return _problem(kind.value_type, where, depth + 1)
-    if types.is_struct(kind):
-        members = [kind.field(place) for place in range(kind.num_fields)]
-        if twice := _twice([member.name for member in members]):
-            return f"{where} has two members of the name {twice!r}"
-        found = (_problem(member.type, where, depth + 1) for member in members)
-        return next((problem for problem in found if problem is not None), None)
-    if types.is_map(kind):
-        if _writer(kind.key_type) is not _texts:
-            return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
-        return _problem(kind.item_type, where, depth + 1)
-    return None if _writer(kind) is not None else f"{where} is of type {kind}, which JSON does not have"
+    if _writer(kind) is None:
+        return f"{where} is of type {kind}, which JSON does not have"
+    if types.is_map(kind) and _writer(kind.key_type) is not _texts:
+        return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
+    members = [kind.field(place) for place in range(kind.num_fields)]
+    if twice := _twice([member.name for member in members]):
+        return f"{where} has two members of the name {twice!r}"
+    return next(filter(None, (_problem(member.type, where, depth + 1) for member in members)), None)
 
 
 def _twice(names: Sequence[str]) -> str | None:
@@ -522,11 +520,8 @@ def _text(data: bytes | None) -> Any:
 def _times(array: pa.Array) -> list[Any]:
     if types.is_timestamp(array.type) and array.type.tz is not None:
         array = array.cast(pa.timestamp(array.type.unit, "UTC"))  # other zones would need the machine's own tables
-    return [_in_range(text) for text in _texts(array)]
-
-
-def _in_range(text: str | None) -> Any:
-    return Unfit("not_json", text.strip("<>"), text) if text is not None and text.startswith("<") else text
+    # Arrow writes `<value out of range: ...>`.
+    return [Unfit("not_json", text.strip("<>"), text) if text and text[0] == "<" else text for text in _texts(array)]
 
 
 def _durations(array: pa.DurationArray) -> list[Any]:
@@ -590,7 +585,3 @@ _WRITERS: dict[Callable[[Any], list[Any]], tuple[Callable[[pa.DataType], bool], 
 
 def _writer(kind: pa.DataType) -> Callable[[Any], list[Any]] | None:
     return next((write for write, tests in _WRITERS.items() if any(test(kind) for test in tests)), None)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
