@@ -67,12 +67,7 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
     """
 
     def work(row: Record) -> Record:
-        answer = _call(function, row)
-        if not isinstance(answer, (bool, np.bool_)):
-            raise UserFunctionError(
-                f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
-            )
-        if not answer:
+        if not _call(function, row, (bool, np.bool_), "FilterRecords wants True, False"):
             raise LeftOut("filtered")
         return row
 
@@ -87,13 +82,7 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
         UserFunctionError: the function raised, or returned neither an object nor a string.
     """
 
-    def work(row: Record) -> Record:
-        answer = _call(function, row)
-        if not isinstance(answer, dict):
-            raise UserFunctionError(f"{_name(function)} gave {describe(answer)}; MapRecords wants a dict or a reason")
-        return answer
-
-    return work_on_each(records, work)
+    return work_on_each(records, lambda row: _call(function, row, dict, "MapRecords wants a dict"))
 
 
 def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
@@ -115,21 +104,20 @@ def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
     return Records(records.origin, ledger, line, records.receipt, rows, made=records.made)
 
 
-def _call(function: Callable[[Record], Any], row: Record) -> Any:
+def _call(function: Callable[[Record], Any], row: Record, kinds: Any, wanted: str) -> Any:
     """What the function gives for a record. A text rejects the record, and is the reason."""
+    name = getattr(function, "__qualname__", repr(function))
     # The run ends here and names the record: an error in a user's code must not be skipped.
     try:
         answer = function(row)
     except Exception as error:
         message = " ".join(str(error).split())  # one line, so that logs do not separate the text behind it
-        raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
+        raise UserFunctionError(f"{name} raised {type(error).__name__}: {message}") from error
     if isinstance(answer, str) and answer:
-        raise Reject(answer, f"{_name(function)} refused the record")
+        raise Reject(answer, f"{name} refused the record")
+    if not isinstance(answer, kinds):
+        raise UserFunctionError(f"{name} gave {describe(answer)}; {wanted} or a reason (a string)")
     return answer
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))
 
 
 SMALLEST, LARGEST = 1e-12, 1e12
