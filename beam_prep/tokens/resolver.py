@@ -133,6 +133,7 @@ def _problems(path: str, found: Any) -> Iterator[str]:
     backend, template = getattr(found, "backend_tokenizer", None), found.chat_template
     if backend is None:
         yield f"{type(found).__name__} has no Rust tokenizer, which is needed to encode: {_SAVE_FAST}"
+        return
     if os.path.isdir(path):
         yield from _unknown_tokens(path, found)
     for name, token in _nested(found).items():
