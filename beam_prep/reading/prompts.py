@@ -12,7 +12,7 @@ from typing import Any
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output
 from beam_prep.reading.adapters import ROLES
-from beam_prep.reading.records import Record, describe
+from beam_prep.reading.records import Record, describe, is_absent
 
 _Message = dict[str, Any]
 
@@ -66,7 +66,7 @@ def with_prompt(record: Record, sides: Sides) -> Record:
         Reject: `prompt_differs`: a side neither begins with the prompt nor holds only an answer; `no_answer`: a side
             holds only the prompt; `equal_sides`; `wrong_type`: one side is a text, another one messages.
     """
-    names = tuple(name for name in sides.names if not _absent(record.get(name)))
+    names = tuple(name for name in sides.names if not is_absent(record.get(name)))
     if len(names) < len(sides.names):  # a record with an absent side is rejected later
         sides = replace(sides, names=names, implicit=False)
     values = [record[name] for name in names]
@@ -75,16 +75,12 @@ def with_prompt(record: Record, sides: Sides) -> Record:
     if len({type(value) for value in values}) > 1:
         found = ", ".join(f"{name!r} is {describe(value)}" for name, value in zip(names, values, strict=True))
         raise Reject("wrong_type", f"{found}: wanted sides of one kind")
-    given = [value for name in sides.prompt if not _absent(value := record.get(name))]
+    given = [value for name in sides.prompt if not is_absent(value := record.get(name))]
     if given:
         return _of_messages(record, sides, given, values) if sides.messages else _of_texts(record, sides, given, values)
     if not sides.implicit or not isinstance(values[0], list if sides.messages else str):
         return record
     return _with(record, sides, *_shared(sides, values))
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value == [] or (isinstance(value, str) and not value.strip())
 
 
 def _with(record: Record, sides: Sides, prompt: Any, answers: Sequence[Any]) -> Record:

@@ -205,12 +205,13 @@ def _drop(ledger: Ledger, line: int, reason: str, text_limit: int) -> Drop:
     except orjson.JSONDecodeError:
         return Drop(line, offset, reason, text, note=note)
     fields = list(record.items())[:_FIELDS] if isinstance(record, dict) else []
-    bare = [name[:_FIELD_LIMIT] for name, value in fields if value is None or _is_bare(value)]
+    bare = [name[:_FIELD_LIMIT] for name, value in fields if is_absent(value)]
     return Drop(line, offset, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare, note)
 
 
-def _is_bare(value: Any) -> bool:
-    return not value.strip() if isinstance(value, str) else value == []
+def is_absent(value: Any) -> bool:
+    """True for null, blank text and an empty list."""
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
 
 
 Record = dict[str, Any]
