@@ -20,9 +20,9 @@ from beam_prep.data.block import InputFile, Reject
 from beam_prep.errors import InputError, OutputError
 from beam_prep.hints import VISIBLE
 from beam_prep.reading.adapters import ROLES, message_list
-from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.prompts import begins
+from beam_prep.reading.records import describe
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Drawn, Sample, draw, today
 from beam_prep.shards.report import near_name

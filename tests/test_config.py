@@ -335,14 +335,6 @@ def test_a_config_of_others_reads_no_file_outside_its_folder() -> None:
         given("templates/mine.jinja", "none")
 
 
-def test_a_template_s_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text(json.dumps({"input": {"sections": [CHAT], "chat_template": "/dev/zero"}}))
-    with pytest.raises(ConfigError, match=r"'/dev/zero', which cannot be read \(.*more than 16777216 bytes"):
-        PipelineConfig.from_json(tmp_path / "c.json")
-    with pytest.raises(ConfigError, match="more than 16777216 bytes"):
-        PipelineConfig.from_json("/dev/zero")
-
-
 ANY = st.recursive(
     st.none()
     | st.booleans()
@@ -474,7 +466,7 @@ GOOD = json.dumps(sections(TEXT)).encode()
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"input": {},\n "mask": {,}\n}', "line 2, column 11: not JSON: "),
+        (b'{"input": {},\n "mask": {,}\n}', "not JSON: unexpected character, expected a string key: line 2 column 11"),
         *((each, "") for each in (b"", b"{", b"[" * 100_000, b'{"version": ' + b"1" * 5000 + b"}")),
         (b'{"input": "\xff"}', "the config cannot be read: 'utf-8' codec can't decode byte 0xff"),
         (None, "the config cannot be read"),
@@ -493,9 +485,9 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: bytes | None
 
 def test_what_json_allows_and_no_config_may_have_is_an_error() -> None:
     text = '{"mask": {"user": "mask", "user": "train"}, "input": {"sections": [{"field": "a"}]}}'
-    with pytest.raises(ConfigError, match=r"^config: not usable as JSON: duplicate key 'user'; give it once$"):
+    with pytest.raises(ConfigError, match=r"^config: not JSON: the key 'user' is twice in one object$"):
         PipelineConfig.from_text(text)
-    with pytest.raises(ConfigError, match=r"^config: not usable as JSON: .*surrogates not allowed$"):
+    with pytest.raises(ConfigError, match=r"^config: not JSON: half of a surrogate pair: "):
         PipelineConfig.from_text(json.dumps(sections(CHAT, mask={"\ud800": "train"})))
 
 

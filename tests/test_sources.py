@@ -272,8 +272,6 @@ def test_nan_in_a_column_that_nothing_reads_is_no_reject(tmp_path: Path, tokeniz
     result = made(TEXTS, path, tmp_path / "out", tokenizer_path)
     assert result.manifest is not None
     assert (result.manifest["ledger"]["kept"], result.manifest["ledger"]["rejected"]) == (3, {})
-    run = json.loads((tmp_path / "out/run.json").read_text())
-    assert run["records_not_finite"] == 2
 
 
 READ: dict[str, tuple[Any, dict[str, Any], str, str]] = {

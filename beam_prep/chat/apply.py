@@ -30,10 +30,9 @@ from beam_prep.data.rendered import (
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import message_list, record_domain, record_weight
-from beam_prep.reading.json_line import check_values, describe
 from beam_prep.reading.not_text import DROPPED, text_only
 from beam_prep.reading.prompts import sides_of, with_prompt
-from beam_prep.reading.records import Record, Records, lines_beyond_json
+from beam_prep.reading.records import Record, Records, check_values, describe, lines_beyond_json
 from beam_prep.reading.rollouts import exact_double
 from beam_prep.tokens.tokenizer import Tokenizer
 

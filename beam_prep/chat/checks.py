@@ -6,8 +6,7 @@ from beam_prep.chat.messages import Message, are_plain, is_plain
 from beam_prep.data.block import Reject
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, parsed_field, template_kwargs, tools
-from beam_prep.reading.json_line import describe
-from beam_prep.reading.records import Record, Records
+from beam_prep.reading.records import Record, Records, describe
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:

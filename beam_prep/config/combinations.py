@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from beam_prep.config.input import InputConfig, outputs_of, prompt_first
-from beam_prep.config.output import OutputConfig, PreprocessingConfig
+from beam_prep.config.parts import InputConfig, OutputConfig, PreprocessingConfig, outputs_of, prompt_first
 from beam_prep.config.presets import PRESETS
 from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, Location, Problem, Strict
 from beam_prep.data.schema import FILE, LOSS_WEIGHTS, NAME, OFFSET, PROMPT_COMPLETION, RESERVED, name_problems

@@ -1,31 +1,24 @@
 """`PipelineConfig`: all parts of a config together, and how it is made of a text."""
 
-import errno
-import json
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from beam_prep.config.combinations import (
-    column_dtypes,
-    contents_of,
-    joint_problems,
-)
-from beam_prep.config.input import InputConfig, outputs_of
-from beam_prep.config.output import OutputConfig, PreprocessingConfig
+from beam_prep.config.combinations import column_dtypes, contents_of, joint_problems
+from beam_prep.config.parts import InputConfig, OutputConfig, PreprocessingConfig, outputs_of
 from beam_prep.config.presets import with_preset
 from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, path_of, problems_of
+from beam_prep.data.block import Reject
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import is_outside
+from beam_prep.reading.records import parse_json
 from beam_prep.reading.verdicts import FieldUse
-
-MAX_CONFIG_BYTES = 16 * 1024 * 1024
-"""Most bytes of a config, and of the file of a chat template."""
 
 TemplateFiles = Literal["beside", "below", "none"]
 """Which files may hold a chat template: any file, relative to the config's folder; only files below it; none."""
@@ -111,7 +104,7 @@ class PipelineConfig(Strict):
         """Reads a config file. Raises `ConfigError` if it cannot be read or is wrong."""
         name = os.fspath(path)
         try:
-            text = read_file(name).decode("utf-8-sig")
+            text = Path(name).read_bytes().decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{name}: the config cannot be read: {error}") from error
         return cls.from_text(text, name)
@@ -373,41 +366,12 @@ def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> 
         plain["sources"][each.name]["mask_key"] = each.mask_name
 
 
-def read_file(path: str) -> bytes:
-    """The bytes of a local file.
-
-    Raises:
-        OSError: the file cannot be read, or is too large for a config.
-    """
-    with open(path, "rb") as file:
-        found = file.read(MAX_CONFIG_BYTES + 1)
-    if len(found) > MAX_CONFIG_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_CONFIG_BYTES} bytes")
-    return found
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}; give it once")
-    return found
-
-
 def _parsed(text: str, name: str) -> Any:
-    """The JSON of a config.
-
-    Raises:
-        ConfigError: the text is not JSON.
-    """
+    """The JSON of a config. Raises `ConfigError` if the text is not JSON, or repeats a key."""
     try:
-        found = json.loads(text, object_pairs_hook=_object)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair, which no file can hold
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise ConfigError(f"{name}: not usable as JSON: {error}") from error
-    return found
+        return parse_json(text.encode("utf-8", "surrogatepass"))
+    except Reject as reject:
+        raise ConfigError(f"{name}: not JSON: {reject.message}") from None
 
 
 def with_template(
@@ -442,7 +406,9 @@ def with_template(
         )
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
-        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would become text of every row
+        text = (read(path) if read else Path(path).read_bytes()).decode(
+            "utf-8-sig"
+        )  # a BOM would become text of every row
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError(
             f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "

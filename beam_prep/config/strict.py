@@ -167,12 +167,12 @@ Whole = Annotated[int, Field(le=LARGEST_WHOLE)]
 def _as_formats(value: object) -> tuple[str, ...]:
     """Formats in a fixed order: their order in the config does not change the output."""
     names: Any = [value] if isinstance(value, str) else value
-    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMAT_NAMES for name in names)
-    if not known or any(names.count(name) > 1 for name in names):
+    found = tuple(name for name in FORMAT_NAMES if isinstance(names, list | tuple) and name in names)
+    if not found or len(found) != len(names):
         raise ValueError(
             f"found {shown(value)}; allowed: {', '.join(map(repr, FORMAT_NAMES))}, or a list of them, each once"
         )
-    return tuple(name for name in FORMAT_NAMES if name in names)
+    return found
 
 
 def as_date(value: Any) -> str | None:

@@ -23,8 +23,7 @@ from beam_prep.data.block import Reason, Reject, step
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError, UserFunctionError
 from beam_prep.hints import unknown_name
-from beam_prep.reading.json_line import check_type, describe, parse_json
-from beam_prep.reading.records import Record, Records
+from beam_prep.reading.records import Record, Records, check_type, describe, parse_json
 
 
 @step
@@ -68,12 +67,7 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
     """
 
     def work(row: Record) -> Record:
-        answer = _call(function, row)
-        if not isinstance(answer, (bool, np.bool_)):
-            raise UserFunctionError(
-                f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
-            )
-        if not answer:
+        if not _call(function, row, (bool, np.bool_), "FilterRecords wants True, False"):
             raise LeftOut("filtered")
         return row
 
@@ -88,13 +82,7 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
         UserFunctionError: the function raised, or returned neither an object nor a string.
     """
 
-    def work(row: Record) -> Record:
-        answer = _call(function, row)
-        if not isinstance(answer, dict):
-            raise UserFunctionError(f"{_name(function)} gave {describe(answer)}; MapRecords wants a dict or a reason")
-        return answer
-
-    return work_on_each(records, work)
+    return work_on_each(records, lambda row: _call(function, row, dict, "MapRecords wants a dict"))
 
 
 def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
@@ -116,21 +104,20 @@ def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
     return Records(records.origin, ledger, line, records.receipt, rows, made=records.made)
 
 
-def _call(function: Callable[[Record], Any], row: Record) -> Any:
+def _call(function: Callable[[Record], Any], row: Record, kinds: Any, wanted: str) -> Any:
     """What the function gives for a record. A text rejects the record, and is the reason."""
+    name = getattr(function, "__qualname__", repr(function))
     # The run ends here and names the record: an error in a user's code must not be skipped.
     try:
         answer = function(row)
     except Exception as error:
         message = " ".join(str(error).split())  # one line, so that logs do not separate the text behind it
-        raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
+        raise UserFunctionError(f"{name} raised {type(error).__name__}: {message}") from error
     if isinstance(answer, str) and answer:
-        raise Reject(answer, f"{_name(function)} refused the record")
+        raise Reject(answer, f"{name} refused the record")
+    if not isinstance(answer, kinds):
+        raise UserFunctionError(f"{name} gave {describe(answer)}; {wanted} or a reason (a string)")
     return answer
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))
 
 
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -332,7 +319,7 @@ class Alpaca:
 
     @model_validator(mode="after")
     def _check(self) -> "Alpaca":
-        if len(self._fields()) < 5:
+        if len({self.instruction, self.input, self.output, self.system, self.history}) < 5:
             raise ValueError("one field under two names, wanted a field of its own for each")
         return self
 
@@ -341,36 +328,31 @@ class Alpaca:
         """The fields that a record needs."""
         return (self.instruction, *(("chosen", "rejected") if self.to == "preference" else (self.output,)))
 
-    def _fields(self) -> set[str]:
-        return {self.instruction, self.input, self.output, self.system, self.history}
-
     def __call__(self, record: Record) -> Record:
         if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
             return record
-        question = self._question(record)
-        system, turns = _text(record, self.system), self._turns(record)
-        head = [_says("system", system)] if system and system.strip() else []
-        fields = self._fields()
+        question, system, turns = self._question(record), _text(record, self.system) or "", self._turns(record)
+        asked = [*([_says("system", system)] if system.strip() else []), *turns, _says("user", question)]
+        fields = {self.instruction, self.input, self.output, self.system, self.history}
+        made: dict[str, Any]
         if self.to == "preference":
-            result = {name: value for name, value in record.items() if name not in fields - {self.output}}
-            _check_free(result, "prompt", self.instruction)
-            return {**result, "prompt": [*head, *turns, _says("user", question)]}
-        answer = _text(record, self.output)
-        if answer is None:
+            fields.remove(self.output)
+            made = {"prompt": asked}
+        elif (answer := _text(record, self.output)) is None:
             raise Reject("missing_field", f"field {self.output!r} is absent, wanted the answer (a string)")
-        result = {name: value for name, value in record.items() if name not in fields}
-        if self.to == "messages":
-            _check_free(result, "messages", self.instruction)
+        elif self.to == "messages":
             calls = _calls(answer) if record.get("tools") else None  # xLAM, APIGen
             answered = _says("assistant", "") | {"tool_calls": calls} if calls else _says("assistant", answer)
-            result["messages"] = [*head, *turns, _says("user", question), answered]
-            return result
-        if turns or (system and system.strip()):
+            made = {"messages": [*asked, answered]}
+        elif len(asked) > 1:
             extra = self.history if turns else self.system
             raise Reject("no_place", f"field {extra!r} has no place in a prompt, wanted none of it: use to: 'messages'")
-        for name in ("prompt", "completion"):
+        else:
+            made = {"prompt": question, "completion": answer}
+        result = {name: value for name, value in record.items() if name not in fields}
+        for name in made:
             _check_free(result, name, self.instruction)
-        return {**result, "prompt": question, "completion": answer}
+        return {**result, **made}
 
     def _question(self, record: Record) -> str:
         parts = [_text(record, self.instruction), _text(record, self.input)]
@@ -457,8 +439,12 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
     Raises:
         Reject: `bad_tools`: a field holds something else, or `tools` and `functions` differ.
     """
-    found = _schemas(record, "tools")
-    if not has_functions(record):
+    found, given = _schemas(record, "tools"), record.get("functions")
+    if isinstance(given, str):
+        has_functions = _OBJECTS.match(given) is not None and '"name"' in given
+    else:  # lists of names, or code, are no tools
+        has_functions = any(map(_has_name, given if isinstance(given, list) else [given]))
+    if not has_functions:
         return found
     functions = [each.get("function", each) for each in _schemas(record, "functions") or ()]
     for place, function in enumerate(functions):
@@ -482,14 +468,6 @@ def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
                 found[place] = each = parsed_field(each, f"{name}[{place}]", "a schema", "bad_tools")
             check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
     return found
-
-
-def has_functions(record: Mapping[str, Any]) -> bool:
-    """True if the record's `functions` holds tools: an object with a name. Lists of names, or code, are no tools."""
-    given = record.get("functions")
-    if isinstance(given, str):
-        return _OBJECTS.match(given) is not None and '"name"' in given
-    return any(map(_has_name, given if isinstance(given, list) else [given]))
 
 
 def _has_name(function: Any) -> bool:

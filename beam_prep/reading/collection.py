@@ -18,13 +18,11 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import orjson
 
 from beam_prep.data.block import COLLECTION, InputFile, Origin, Reject
 from beam_prep.data.hashing import Node, subtree
 from beam_prep.errors import InputError
-from beam_prep.reading.json_line import MAX_DEPTH
-from beam_prep.reading.records import MAX_LINE_BYTES, SHOWN_BYTES, RawBlock, Records, parse
+from beam_prep.reading.records import MAX_DEPTH, MAX_LINE_BYTES, SHOWN_BYTES, RawBlock, Records, dumped, parse
 
 MOST_BUCKETS = 1 << 16
 """Leaves of the hash tree. A bucket is one or more leaves, so the digest of all records depends on no bucket."""
@@ -46,12 +44,12 @@ def encode_record(element: Any, max_line_bytes: int = MAX_LINE_BYTES, shown_byte
     """
     found: list[Reject] = []
     if not isinstance(element, Mapping) and not hasattr(type(element), "_asdict"):
-        found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
+        found.append(Reject("not_an_object", f"the element is {_type(element)}, wanted a dict or a Row"))
     plain = _plain(element, found)
     if found:
         line = sorted_line = json.dumps(plain).encode()
     else:
-        line, sorted_line = _line(plain, 0), _line(plain, orjson.OPT_SORT_KEYS)
+        line, sorted_line = dumped(plain), dumped(plain, sort=True)
         if len(line) > max_line_bytes:
             found.append(Reject("line_too_long", f"the record has more than {max_line_bytes} bytes as JSON"))
     digest = hashlib.blake2b(sorted_line, digest_size=_DIGEST).digest()
@@ -59,13 +57,6 @@ def encode_record(element: Any, max_line_bytes: int = MAX_LINE_BYTES, shown_byte
         return digest + line
     refusal = json.dumps([found[0].reason, found[0].message]).encode()
     return digest + _REFUSED + refusal + b"\n" + line[:shown_bytes]
-
-
-def _line(plain: Any, option: int) -> bytes:
-    try:
-        return orjson.dumps(plain, option=option)
-    except TypeError:  # integers beyond 64 bits; more levels than orjson writes
-        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=option != 0).encode()
 
 
 def _decoded(encoded: bytes) -> tuple[bytes, tuple[str, str] | None]:
@@ -120,50 +111,43 @@ def _simpler(value: Any) -> Any:
 
 def _plain(value: Any, found: list[Reject], where: str = "", depth: int = 1) -> Any:
     """A value as values of JSON. What JSON cannot hold is replaced by its type's name; adds a `Reject`."""
+    place = f"field {where[:100]!r}"
     while not (value is None or isinstance(value, _OF_JSON) or type(value) is tuple):
         try:
             value = _simpler(value)
         except (TypeError, ValueError, OverflowError):  # also for a timestamp out of range
-            return _unfit(value, _kind(value), _place(where), found)
-    if value is None or type(value) is bool:
-        return value
-    if isinstance(value, str):
-        return _text(str.__str__(value), where, found)
+            return _unfit(value, _type(value), place, found)
+    if value is None or isinstance(value, bool | str):
+        return value  # `parse` rejects half of a surrogate pair
     if isinstance(value, int):
         if value.bit_length() <= 1023:
             return int(value)
-        found.append(Reject("bad_number", f"{_place(where)} is beyond a double"))
+        found.append(Reject("bad_number", f"{place} is beyond a double"))
         return "<int>"
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else _unfit(value, f"{float(value)}", _place(where), found)
+        return float(value) if math.isfinite(value) else _unfit(value, f"{float(value)}", place, found)
     if depth > MAX_DEPTH:
         found.append(Reject("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels"))
         return "..."
     if isinstance(value, list | tuple):
         values = []
-        for place, each in enumerate(value):  # no comprehensions: a level takes one frame of the stack
-            values.append(_plain(each, found, f"{where}[{place}]", depth + 1))
+        for number, each in enumerate(value):  # no comprehensions: a level takes one frame of the stack
+            values.append(_plain(each, found, f"{where}[{number}]", depth + 1))
         return values
     made = {}
     for name, each in value.items():
-        key = _key(name, where, found)
-        made[key] = _plain(each, found, _inside(where, name), depth + 1)
+        is_text = isinstance(name, str)
+        # Other objects may have another text in each run.
+        key = str.__str__(name) if is_text else _unfit(name, _type(name), f"a key of {place}", found)
+        inside = key if is_text else "?"
+        made[key] = _plain(each, found, f"{where}.{inside}" if where else inside, depth + 1)
     return made
 
 
 _OF_JSON = (str, int, float, dict, list)
 
 
-def _inside(where: str, key: Any) -> str:
-    name = str.__str__(key) if isinstance(key, str) else "?"  # other objects may have another text in each run
-    return f"{where}.{name}" if where else name
-
-
-def _place(where: str) -> str:
-    return f"field {where[:100]!r}"
-
-
-def _kind(value: Any) -> str:
+def _type(value: Any) -> str:
     return f"of type {type(value).__name__[:100]}"
 
 
@@ -171,22 +155,6 @@ def _unfit(value: Any, what: str, place: str, found: list[Reject]) -> str:
     message = f"{place} is {what}, which JSON cannot hold: leave it out, or make it text, before FromRecords"
     found.append(Reject("not_json", message))
     return f"<{type(value).__name__}>"
-
-
-def _text(text: str, where: str, found: list[Reject]) -> str:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            message = f"character {error.start} of {_place(where)} is half of a surrogate pair"
-            found.append(Reject("bad_text", message))
-    return text
-
-
-def _key(key: Any, where: str, found: list[Reject]) -> str:
-    if isinstance(key, str):
-        return _text(str.__str__(key), _inside(where, key), found)
-    return _unfit(key, _kind(key), f"a key of {_place(where)}" if where else "a key of the record", found)
 
 
 # Encoded records -> blocks

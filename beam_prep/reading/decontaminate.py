@@ -69,15 +69,15 @@ class Words:
         The hash is the sum of byte * multiplier**place, divided by the power of the first byte's place. It is computed
         as the difference of two cumulative sums.
         """
-        far, near = _powers(_MULTIPLIER, len(self.data))
-        sums: Array = np.multiply.outer(far, near).reshape(-1)[: len(self.data)]
+        size = len(self.data)
+        powers = _powers(size)
+        factors = powers[size - self.start] * np.uint64(pow(_MULTIPLIER, -size, 1 << 64))
+        sums = powers[:size]
         sums *= self.data  # in place, like the sums: a text may be large
         np.cumsum(sums, out=sums)
         borders = np.append(np.uint64(0), sums[self.end])
         found: Array = borders[count:] - borders[:-count]
-        start = self.start[: len(found)]
-        far, near = _powers(pow(_MULTIPLIER, -1, 1 << 64), len(self.data))
-        found *= far[start // _STEP] * near[start % _STEP]
+        found *= factors[: len(found)]
         return found
 
     def ngram(self, first: int, count: int) -> Array:
@@ -85,17 +85,14 @@ class Words:
         return self.data[self.start[first] : self.end[first + count - 1] + 1]
 
 
-_STEP = 1 << 12
-
-
-def _powers(base: int, count: int) -> tuple[Array, Array]:
-    """uint64: base**0, base**_STEP, base**(2 * _STEP) ..., up to `count`; and base**0 to base**(_STEP - 1)."""
-    tables = []
-    for factor, size in ((pow(base, _STEP, 1 << 64), count // _STEP + 1), (base, _STEP)):
-        factors = np.full(size, factor, np.uint64)
-        factors[0] = 1
-        tables.append(np.cumprod(factors))
-    return tables[0], tables[1]
+def _powers(most: int) -> Array:
+    """uint64: the powers of the multiplier, up to `most` and further."""
+    near, far = (
+        np.full(1 << 12, _MULTIPLIER, np.uint64),
+        np.full((most >> 12) + 1, pow(_MULTIPLIER, 1 << 12, 1 << 64), np.uint64),
+    )
+    near[0] = far[0] = 1
+    return np.multiply.outer(np.cumprod(far), np.cumprod(near)).reshape(-1)
 
 
 def _plain(texts: Sequence[str]) -> bytes:
@@ -230,7 +227,8 @@ class IndexBuilder:
     def __init__(self, ngram: int) -> None:
         self._ngram, self._size, self._without = ngram, 0, 0
         self._files: list[str] = []
-        self._parts: dict[str, list[Array]] = {}
+        kinds = (np.uint64, np.int64, np.uint8, np.int64, np.int32, np.int64)
+        self._parts = [tuple(np.zeros(0, kind) for kind in kinds)]  # the arrays of `Index`, in its order
 
     def add(self, file: str, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
         """Adds the records of a file.
@@ -255,29 +253,21 @@ class IndexBuilder:
         self._without += int((np.diff(np.searchsorted(first, begins)) == 0).sum())
         borders = np.append(words.start, len(words.data)) + self._size
         self._size += len(words.data)
-        for name, values in (
-            ("hashes", hashes[first]),
-            ("starts", borders[first]),
-            ("text", words.data),
-            ("record_starts", borders[begins[:-1]]),
-            ("record_files", np.full(len(lines), len(self._files) - 1, np.int32)),
-            ("record_lines", np.array(lines, np.int64)),
-        ):
-            self._parts.setdefault(name, []).append(values)
+        self._parts.append(
+            (
+                *(hashes[first], borders[first], words.data, borders[begins[:-1]]),
+                *(np.full(len(lines), len(self._files) - 1, np.int32), np.array(lines, np.int64)),
+            )
+        )
 
     def build(self) -> Index:
         """The index of all added records."""
-        empty = {"hashes": np.uint64, "text": np.uint8, "record_files": np.int32}
-        arrays = {
-            name: np.concatenate([np.zeros(0, empty.get(name, np.int64)), *self._parts.pop(name, ())])
-            for name in ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
-        }
-        order = np.argsort(arrays["hashes"], kind="stable")  # stable: the first place of each n-gram comes first
-        hashes = arrays["hashes"][order]
-        new = np.ones(len(hashes), bool)
-        new[1:] = hashes[1:] != hashes[:-1]
-        arrays |= {"hashes": hashes[new], "starts": arrays["starts"][order][new]}
-        return Index(self._ngram, **arrays, files=tuple(self._files), without=self._without)
+        hashes, starts, text, begins, files, lines = map(np.concatenate, zip(*self._parts, strict=True))
+        order = np.argsort(hashes, kind="stable")  # stable: the first place of each n-gram comes first
+        hashes, starts = hashes[order], starts[order]
+        new = np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]
+        paths = tuple(self._files)
+        return Index(self._ngram, hashes[new], starts[new], text, begins, files, lines, paths, self._without)
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -20,8 +20,8 @@ import orjson
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Metadata, MetadataType, metadata_column, one_each
-from beam_prep.reading.json_line import check_values, describe
-from beam_prep.reading.records import Record, Records, lines_beyond_json
+from beam_prep.reading.adapters import work_on_each
+from beam_prep.reading.records import Record, Records, check_values, describe, dumped
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The names of the digests, see `Ledger.digests`; `duplicate` is also the reason of drops."""
@@ -86,14 +86,6 @@ def _normal(text: str, how: Normalize) -> str:
     return " ".join(text.split())
 
 
-def canonical(value: Any) -> bytes:
-    """The JSON of a value with sorted keys: equal values give equal bytes."""
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # integers beyond 64 bits, or nested deeper than orjson writes
-        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-
-
 @step
 def key_records(records: Records, keys: Keys) -> Records:
     """Notes the digests of each record in the ledger.
@@ -102,33 +94,29 @@ def key_records(records: Records, keys: Keys) -> Records:
     """
     if records.receipt is not None:
         return records
-    ledger, kept, made = records.ledger.copy(), [], []
     read = [*([] if keys.split_key is None else [keys.split_key]), *keys.duplicate]
-    beyond = lines_beyond_json(ledger)
-    for place, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
-        digests = bytes(24)
-        try:
-            if line in beyond:
-                check_values(row, read)
-            duplicate = _duplicate_digest(row, keys) if keys.duplicate else bytes(16)
-            digests = duplicate + (_split_digest(row, keys) if keys.split else bytes(8))
-            kept.append(place)
-        except Reject as reject:
-            ledger.reject(line, reject.reason, reject.message)
-        made.append(digests)
-    values = np.zeros((len(ledger.status), 3), np.uint64)
-    values[records.line] = np.frombuffer(b"".join(made), "<u8").reshape(-1, 3)
+
+    def work(row: Record) -> tuple[Record, bytes]:
+        if records.ledger.by_row:
+            check_values(row, read)
+        duplicate = _duplicate_digest(row, keys) if keys.duplicate else bytes(16)
+        return row, duplicate + (_split_digest(row, keys) if keys.split else bytes(8))
+
+    left = work_on_each(records, work)
+    found: Any = left.rows
+    values = np.zeros((len(left.ledger.status), 3), np.uint64)
+    values[left.line] = np.frombuffer(b"".join(digests for _, digests in found), "<u8").reshape(-1, 3)
     if keys.split:
-        ledger.digests = {**ledger.digests, SPLIT: values[:, 2].copy()}
+        left.ledger.digests = {**left.ledger.digests, SPLIT: values[:, 2].copy()}
     if keys.duplicate:
-        ledger.digests = {**ledger.digests, DUPLICATE: values[:, :2].copy()}
-    return records.keep(np.array(kept, np.int64), ledger)
+        left.ledger.digests = {**left.ledger.digests, DUPLICATE: values[:, :2].copy()}
+    return replace(left, rows=[row for row, _ in found])
 
 
 def _split_digest(row: Record, keys: Keys) -> bytes:
     none = NO_KEY.tobytes()
     if keys.split_key is None:
-        content = canonical(row)
+        content = dumped(row, sort=True)
     elif (value := row.get(keys.split_key)) is not None:
         content = form(value)
     elif keys.reject_missing:
@@ -159,7 +147,7 @@ def form(value: Any) -> bytes:
         contents = [item["content"].encode() for item in value]
         sizes = np.array([len(content) for content in contents], np.int64)
         return b"".join((b"chat ", orjson.dumps([item["role"] for item in value]), sizes.tobytes(), *contents))
-    return b"json " + canonical(value)
+    return b"json " + dumped(value, sort=True)
 
 
 def _is_plain(message: Any) -> bool:

@@ -12,8 +12,7 @@ from typing import Any
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output
 from beam_prep.reading.adapters import ROLES
-from beam_prep.reading.json_line import describe
-from beam_prep.reading.records import Record
+from beam_prep.reading.records import Record, describe, is_absent
 
 _Message = dict[str, Any]
 
@@ -67,7 +66,7 @@ def with_prompt(record: Record, sides: Sides) -> Record:
         Reject: `prompt_differs`: a side neither begins with the prompt nor holds only an answer; `no_answer`: a side
             holds only the prompt; `equal_sides`; `wrong_type`: one side is a text, another one messages.
     """
-    names = tuple(name for name in sides.names if not _absent(record.get(name)))
+    names = tuple(name for name in sides.names if not is_absent(record.get(name)))
     if len(names) < len(sides.names):  # a record with an absent side is rejected later
         sides = replace(sides, names=names, implicit=False)
     values = [record[name] for name in names]
@@ -76,16 +75,12 @@ def with_prompt(record: Record, sides: Sides) -> Record:
     if len({type(value) for value in values}) > 1:
         found = ", ".join(f"{name!r} is {describe(value)}" for name, value in zip(names, values, strict=True))
         raise Reject("wrong_type", f"{found}: wanted sides of one kind")
-    given = [value for name in sides.prompt if not _absent(value := record.get(name))]
+    given = [value for name in sides.prompt if not is_absent(value := record.get(name))]
     if given:
         return _of_messages(record, sides, given, values) if sides.messages else _of_texts(record, sides, given, values)
     if not sides.implicit or not isinstance(values[0], list if sides.messages else str):
         return record
     return _with(record, sides, *_shared(sides, values))
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value == [] or (isinstance(value, str) and not value.strip())
 
 
 def _with(record: Record, sides: Sides, prompt: Any, answers: Sequence[Any]) -> Record:
@@ -220,22 +215,19 @@ def _without_echo(
     A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
     code is completed together with its beginning.
     """
-    asked, texts = _text_of(question), [_text_of(chat[0]) if _is_one_answer(chat) else None for chat in chats]
-    if asked is None or None in texts:
+    asked, answers = _text_of(question), [chat[0] for chat in chats if len(chat) == 1]
+    texts = [text for each in answers if _speaker(each) == "assistant" and (text := _text_of(each)) is not None]
+    if asked is None or len(texts) < len(chats):
         return chats
-    rests = [(text or "")[len(asked) :] for text in texts]
-    repeated = all(begins(text or "", asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
+    rests = [text[len(asked) :] for text in texts]
+    repeated = all(begins(text, asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
     if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
-        answers = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
-        return [[{**chat[0], "content": answer}] for chat, answer in zip(chats, answers, strict=True)]
+        rests = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
+        return [[{**answer, "content": rest}] for answer, rest in zip(answers, rests, strict=True)]
     _check_echo(
         sides, asked, {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
     )
     return chats
-
-
-def _is_one_answer(chat: list[_Message]) -> bool:
-    return len(chat) == 1 and _speaker(chat[0]) == "assistant"
 
 
 def _text_of(message: _Message) -> str | None:
@@ -294,12 +286,8 @@ def _without_system(messages: list[_Message]) -> tuple[list[_Message], list[_Mes
 
 
 def _same(ones: Sequence[_Message], others: Sequence[_Message]) -> bool:
-    return len(ones) == len(others) and all(map(_same_message, ones, others))
-
-
-def _same_message(one: _Message, other: _Message) -> bool:
-    """True if two messages say the same. Other keys, names of one role, and blanks around a content do not count."""
-    return one == other or _compared(one) == _compared(other)
+    """True if messages say the same. Other keys, names of one role, and blanks around a content do not count."""
+    return [*map(_compared, ones)] == [*map(_compared, others)]
 
 
 _SAID = ("name", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")

@@ -10,10 +10,9 @@ import numpy as np
 
 from beam_prep.data.block import Reason, Reject
 from beam_prep.data.ragged import Array
-from beam_prep.data.schema import IGNORE_INDEX, Column
+from beam_prep.data.schema import IGNORE_INDEX, Action, Column, Output, Section
 from beam_prep.reading.adapters import check_loss_weight
-from beam_prep.reading.json_line import check_type, describe
-from beam_prep.reading.records import Record
+from beam_prep.reading.records import Record, check_type, describe
 
 
 class _Kind(NamedTuple):
@@ -163,110 +162,87 @@ class RolloutFields:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "RolloutFields":
         """Makes it from `input.rollouts` of a config."""
-        found: dict[str, Any] = dict(given)
-        for name in ("values", "texts"):
-            found[name] = tuple(found[name].items())
-        return cls(**found)
-
-    @property
-    def numbers(self) -> dict[str, str]:
-        """Column -> key, of the columns with numbers of the record or its responses."""
-        named = {"rewards": self.rewards, "policy_version": self.policy_version}
-        return {column: key for column, key in named.items() if key is not None} | dict(self.values)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The keys that a record must have."""
-        ids = [self.response_ids, self.loss_mask, self.logprobs, self.prompt_ids]
-        keys = [key for key in ids if key is not None]
-        return tuple(dict.fromkeys([*keys, *self.numbers.values(), *dict(self.texts).values()]))
+        return cls(**{**given, "values": (*given["values"].items(),), "texts": (*given["texts"].items(),)})
 
     @property
     def columns(self) -> dict[Column, str]:
-        """The columns of the ids and of what belongs to them -> key."""
-        found: dict[Column, str] = {}
-        if self.response_ids is not None:
-            depth = 2 if self.grouped else 1
-            found[Column("response_ids", "int32", depth, "ids")] = self.response_ids
-            if self.loss_mask is not None:
-                found[Column("loss_mask", "int32", depth, "mask", of="response_ids")] = self.loss_mask
-            if self.logprobs is not None:
-                found[Column("logprobs", "float32", depth, "token_value", of="response_ids")] = self.logprobs
-        found[Column("prompt_ids", "int32", 1, "ids")] = self.prompt_ids
-        for name, key in self.numbers.items():
-            found[Column(name, "int64" if name == "policy_version" else "float32", 1, "value")] = key
-        return found | {Column(name, "uint8", 1, "text"): key for name, key in self.texts}
+        """Column -> the key that a record must have for it."""
+        depth = 2 if self.grouped else 1
+        found = {
+            Column("response_ids", "int32", depth, "ids"): self.response_ids,
+            Column("loss_mask", "int32", depth, "mask", of="response_ids"): self.loss_mask,
+            Column("logprobs", "float32", depth, "token_value", of="response_ids"): self.logprobs,
+            Column("prompt_ids", "int32", 1, "ids"): self.prompt_ids,
+            Column("rewards", "float32", 1, "value"): self.rewards,
+            Column("policy_version", "int64", 1, "value"): self.policy_version,
+            **{Column(name, "float32", 1, "value"): key for name, key in self.values},
+            **{Column(name, "uint8", 1, "text"): key for name, key in self.texts},
+        }
+        return {column: key for column, key in found.items() if key is not None}
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The outputs that each record becomes. Their sections name columns."""
+        actions: dict[str, Action] = {"response_ids": "train", "prompt_ids": "mask"}
+        return tuple(
+            Output(
+                column.name,
+                "list" if column.role == "ids" and column.depth == 2 else column.role,  # type: ignore[arg-type]
+                (Section(column.name, actions.get(column.name, "value")),),
+                "loss_mask" if column.name == "response_ids" and self.loss_mask is not None else None,
+            )
+            for column in self.columns
+            if column.role != "mask"
+        )
 
 
-def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> tuple[list[int], dict[str, Array]] | None:
-    """(number of ids of each response, column -> its values) of a record; None if all fields are missing.
+def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> dict[str, list[Array]] | None:
+    """Column -> its lists in a record, one for each response; None if all fields are missing.
 
-    Values are ids (int32), masks (uint8) and log probabilities (float64) of all responses, one after the other; the ids
-    of the prompt; numbers (float64); and texts as UTF-8 (uint8).
+    Values are ids (int32), masks (uint8), log probabilities and numbers (float64), and texts as UTF-8 (uint8).
 
     Raises:
         Reject: `missing_source`: a field is missing. `wrong_type`, `bad_id`, `bad_number`, `bad_text`: a field holds a
             wrong value. `count_mismatch`: lists do not have the lengths that they must have.
     """
-    missing = [key for key in fields.reads if record.get(key) is None or record[key] == []]
-    if len(missing) == len(fields.reads):
+    columns = fields.columns
+    missing = [key for key in columns.values() if record.get(key) is None or record[key] == []]
+    if len(missing) == len(columns):
         return None
     if missing:
         raise Reject("missing_source", f"field {missing[0]!r} is absent, null or empty")
-    lengths: list[int] = []
-    found: dict[str, Array] = {}
+    found: dict[str, list[Array]] = {}
     kinds = {"ids": _ids(max_id), "mask": _BITS, "token_value": _REALS}
-    for column, key in fields.columns.items():
-        value = record[key]
+    for column, key in columns.items():
+        value, responses = record[key], found.get("response_ids", [])
         if column.role == "text":
-            found[column.name] = _text(value, key)
+            found[column.name] = [_text(value, key)]
         elif column.role == "value":
             numbers = value if isinstance(value, list) else [value]
-            found[column.name] = np.array([exact_double(each, f"{key}[{at}]") for at, each in enumerate(numbers)])
-            if fields.response_ids is not None:
-                _check_count(value, key, len(lengths) if fields.grouped else None, column.name == "rewards")
-        elif column.name == "prompt_ids":
-            found["prompt_ids"] = _listed(value, key, kinds["ids"])
-        else:
-            responses = _responses(value, key, fields.grouped)
-            if column.of is not None and len(responses) != len(lengths):
-                counts = f"{len(lengths)} {fields.response_ids}, {len(responses)} {key}"
+            found[column.name] = [np.array([exact_double(each, f"{key}[{at}]") for at, each in enumerate(numbers)])]
+            if responses and not fields.grouped:
+                check_type(value, int | float, f"field {key!r}", "a number: the record is one response")
+            elif responses and isinstance(value, list) and len(value) != len(responses):
+                counts = f"{len(responses)} responses, {len(value)} {key}"
                 raise Reject("count_mismatch", f"{counts}: wanted as many of each")
-            wanted = lengths if column.of is not None else [None] * len(responses)
-            each = [
-                _listed(response, where, kinds[column.role], length)
-                for (where, response), length in zip(responses.items(), wanted, strict=True)
+            elif column.name == "rewards":
+                check_type(value, list, f"field {key!r}", "a list, a number for each response")
+        else:
+            lists = {key: value}
+            if column.depth == 2:
+                check_type(value, list, f"field {key!r}", "a list of lists")
+                lists = {f"{key}[{place}]": each for place, each in enumerate(value)}
+            if column.of is not None and len(lists) != len(responses):
+                counts = f"{len(responses)} {fields.response_ids}, {len(lists)} {key}"
+                raise Reject("count_mismatch", f"{counts}: wanted as many of each")
+            lengths = [None] * len(lists) if column.of is None else [*map(len, responses)]
+            found[column.name] = [
+                _listed(each, where, kinds[column.role], length)
+                for (where, each), length in zip(lists.items(), lengths, strict=True)
             ]
-            found[column.name] = np.concatenate(each)
-            lengths = [len(response) for response in each]
-            if not sum(lengths):
+            if not sum(map(len, found[column.name])):
                 raise Reject("missing_source", f"field {key!r} has no token")
-    return lengths, found
-
-
-def _responses(value: Any, key: str, grouped: bool) -> dict[str, Any]:
-    """Place -> the value of each response."""
-    if not grouped:
-        return {key: value}
-    check_type(value, list, f"field {key!r}", "a list of lists")
-    return {f"{key}[{place}]": each for place, each in enumerate(value)}
-
-
-def _check_count(value: Any, key: str, responses: int | None, for_each: bool) -> None:
-    """Checks that there is a number for each response, or one number for all, which is no list.
-
-    Args:
-        value: of the field.
-        key: the field.
-        responses: number of responses; None: the record is one response.
-        for_each: True: a group has a number for each response.
-    """
-    if responses is None:
-        check_type(value, int | float, f"field {key!r}", "a number: the record is one response")
-    elif isinstance(value, list) and len(value) != responses:
-        raise Reject("count_mismatch", f"{responses} responses, {len(value)} {key}: wanted as many of each")
-    elif for_each:
-        check_type(value, list, f"field {key!r}", "a list, a number for each response")
+    return found
 
 
 def exact_double(number: Any, where: str) -> float:

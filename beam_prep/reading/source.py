@@ -23,7 +23,7 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,27 +31,12 @@ from beam_prep.data.block import InputFile, Origin, Split, at_offset
 from beam_prep.errors import InputError
 from beam_prep.reading.records import BOM, RawBlock, Readable, Records, parse, read_blocks, read_up_to
 
-
-class Compression(NamedTuple):
-    """A compression of entire files.
-
-    Attributes:
-        name: its name in `InputFile`.
-        magic: the first bytes of such a file.
-        unpack: the command that decompresses a file, and keeps it.
-    """
-
-    name: str
-    magic: bytes
-    unpack: str
-
-
 COMPRESSIONS = {
-    ".gz": Compression("gzip", b"\x1f\x8b", "gzip -dk"),
-    ".bz2": Compression("bzip2", b"BZh", "bzip2 -dk"),
-    ".zst": Compression("zstd", b"\x28\xb5\x2f\xfd", "zstd -dk"),
+    ".gz": ("gzip", b"\x1f\x8b"),
+    ".bz2": ("bzip2", b"BZh"),
+    ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
 }
-"""Ending of a file's name -> its compression."""
+"""Ending of a file's name -> (its compression, as in `InputFile` and on a command line, first bytes of such a file)."""
 
 
 def split_name(path: str) -> tuple[str, str, str]:
@@ -99,8 +84,7 @@ class Source:
     Attributes:
         name: for messages: `it is ...`, `it cannot be read as ...`.
         endings: of the names of its files; messages recommend the first one. Files with unknown endings are JSONL.
-        compressible: its files may have the ending of a compression behind their own.
-        magic: the first bytes of each of its files; b"" for text.
+        magic: the first bytes of each of its files; b"" for text, which may be compressed.
         unit: the word for a record in messages: `line 12`.
         by_row: True: offsets count records, from 0; False: bytes of the content.
         is_seekable: True: a byte range of an uncompressed file can be read without the bytes before it.
@@ -109,7 +93,6 @@ class Source:
 
     name = "JSONL"
     endings: tuple[str, ...] = ()
-    compressible = True
     magic = b""
     unit = "line"
     by_row = False

@@ -27,7 +27,7 @@ def source_of(path: str) -> Source:
     ('line 1,200', 'record 3', 'a.parquet (row 4)')
     """
     _, ending, packed = split_name(path)
-    found = (source for source in SOURCES if ending in source.endings and (source.compressible or not packed))
+    found = (source for source in SOURCES if ending in source.endings and not (source.magic and packed))
     return next(found, JSONL)
 
 
@@ -111,10 +111,10 @@ def refusal(head: bytes, path: str) -> str | None:
     'chats.rar' is a rar archive, wanted JSONL: unpack it, and name the files that were in it
     """
     packed = split_name(path)[2]
-    for ending, compression in COMPRESSIONS.items():
-        if head.startswith(compression.magic) and packed:
+    for ending, (_, magic) in COMPRESSIONS.items():
+        if head.startswith(magic) and packed:
             return f"{path!r} is compressed twice: {_unpacked(path)}"
-        if head.startswith(compression.magic):
+        if head.startswith(magic):
             return f"{path!r} is compressed, but its name does not end in {ending}: rename it, or unpack a .tgz"
     for source in SOURCES:
         if source.magic and head.startswith(source.magic) and source is not source_of(path):
@@ -182,7 +182,7 @@ def _read_as(path: str, what: str, ending: str) -> str:
 
 
 def _unpacked(path: str) -> str:
-    return f"decompress it first ({COMPRESSIONS[split_name(path)[2]].unpack})"
+    return f"decompress it first ({COMPRESSIONS[split_name(path)[2]][0]} -dk)"
 
 
 def _goes_on(line: str) -> bool:

@@ -18,7 +18,7 @@ also Parquet's JSON) becomes its value. The other types:
   `1 day, 0:00:05`. So do UUIDs.
 * Decimals become numbers, with all their digits.
 * Numbers that are not finite stay: `NaN`, `Infinity`. Bytes become an object with their number, `{"binary": 1234}`. A
-  record is rejected if the run reads such a value: see `json_line.check_values`.
+  record is rejected if the run reads such a value: see `records.check_values`.
 * A null member of a struct and a null column are left out, because tables add the members that other records have.
   Only the `content` of a message stays null, because chat templates look for it. Nulls in lists, maps and JSON stay.
 * Values that JSON cannot hold reject the record, see `Unfit`: bytes in a text that are no UTF-8, wrong JSON in a JSON
@@ -47,8 +47,7 @@ from beam_prep.data.block import InputFile, Origin, Reason, Reject, Split
 from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
-from beam_prep.reading.json_line import BINARY, parse_json
-from beam_prep.reading.records import RawBlock, read_up_to
+from beam_prep.reading.records import BINARY, RawBlock, parse_json, read_up_to
 from beam_prep.reading.source import Files, Position, Source, ranges
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class Table(Source):
 
     unit = "row"
     by_row = True
-    compressible = False
     is_seekable = False
 
     def blocks(
@@ -379,22 +377,20 @@ def schema_problem(schema: pa.Schema) -> str | None:
 
 
 def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
-    kind = _plain(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     if depth > MAX_DEPTH:
         return f"{where} is nested deeper than {MAX_DEPTH} levels"
-    if types.is_dictionary(kind) or _writer(kind) is _lists:
+    if types.is_dictionary(kind):
         return _problem(kind.value_type, where, depth + 1)
-    if types.is_struct(kind):
-        members = [kind.field(place) for place in range(kind.num_fields)]
-        if twice := _twice([member.name for member in members]):
-            return f"{where} has two members of the name {twice!r}"
-        found = (_problem(member.type, where, depth + 1) for member in members)
-        return next((problem for problem in found if problem is not None), None)
-    if types.is_map(kind):
-        if _writer(kind.key_type) is not _texts:
-            return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
-        return _problem(kind.item_type, where, depth + 1)
-    return None if _writer(kind) is not None else f"{where} is of type {kind}, which JSON does not have"
+    if _writer(kind) is None:
+        return f"{where} is of type {kind}, which JSON does not have"
+    if types.is_map(kind) and _writer(kind.key_type) is not _texts:
+        return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
+    members = [kind.field(place) for place in range(kind.num_fields)]
+    if twice := _twice([member.name for member in members]):
+        return f"{where} has two members of the name {twice!r}"
+    return next(filter(None, (_problem(member.type, where, depth + 1) for member in members)), None)
 
 
 def _twice(names: Sequence[str]) -> str | None:
@@ -525,11 +521,8 @@ def _text(data: bytes | None) -> Any:
 def _times(array: pa.Array) -> list[Any]:
     if types.is_timestamp(array.type) and array.type.tz is not None:
         array = array.cast(pa.timestamp(array.type.unit, "UTC"))  # other zones would need the machine's own tables
-    return [_in_range(text) for text in _texts(array)]
-
-
-def _in_range(text: str | None) -> Any:
-    return Unfit("not_json", text.strip("<>"), text) if text is not None and text.startswith("<") else text
+    # Arrow writes `<value out of range: ...>`.
+    return [Unfit("not_json", text.strip("<>"), text) if text and text[0] == "<" else text for text in _texts(array)]
 
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -597,7 +590,3 @@ _WRITERS: dict[Callable[[Any], list[Any]], tuple[Callable[[pa.DataType], bool], 
 
 def _writer(kind: pa.DataType) -> Callable[[Any], list[Any]] | None:
     return next((write for write, tests in _WRITERS.items() if any(test(kind) for test in tests)), None)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind

@@ -136,22 +136,16 @@ def _fields(record: Mapping[str, Any], use: FieldUse) -> Iterator[tuple[_Field, 
                 yield _Field(top, f"{top}.{key}", (key, top)), each
         elif kind is list and top in use.read:
             for message in value:
-                if type(message) is not dict or message.get("role", message.get("from")) in ("system", "user", "human"):
-                    continue
-                if not _OF_MESSAGES.issuperset(message):
-                    for key, each in message.items():
+                if type(message) is dict and message.get("role", message.get("from")) not in _ASKS:
+                    for key in message:
                         if key not in _OF_MESSAGES:
-                            yield _Field(top, f"{top}[].{key}", (key,)), each
+                            yield _Field(top, f"{top}[].{key}", (key,)), message[key]
         else:
             yield _Field(top, top, (top,)), value
 
 
-_OF_MESSAGES = frozenset(
-    (
-        *("role", "content", "weight", "train", "from", "value", "name"),
-        *("tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "thinking"),
-    )
-)
+_ASKS = ("system", "user", "human")
+_OF_MESSAGES = {"role", "content", "from", "value", "weight", "train", "tool_calls", "tool_call_id", "name"}
 """Keys of messages that have another use."""
 
 
@@ -368,13 +362,10 @@ def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
 
 
 def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse, in_all: bool) -> Verdict:
-    does = _UNREAD
-    if seen.are_answers:
+    does = use.kept.get(field.top, _UNREAD)
+    if seen.are_answers and field.top not in use.kept:
         does = "trains it" if field.name in use.trained else "does not read it"
-        bad = bad if field.name in use.trained else []
-    if field.top in use.kept:
-        return Verdict(field.name, seen.means, use.kept[field.top])
-    if not bad:
+    if field.top in use.kept or (seen.are_answers and field.name not in use.trained) or not bad:
         return Verdict(field.name, seen.means, does)
     values = list(dict.fromkeys(_shown(value) for _, value in bad))
     shown = "all of it" if seen.are_answers else ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")

@@ -9,7 +9,7 @@ from beam_prep.data.block import ADVICE
 from beam_prep.errors import ConfigError
 from beam_prep.hints import counted, listed, nearest
 from beam_prep.reading.adapters import fields_read
-from beam_prep.reading.records import LOST, NOT_FINITE
+from beam_prep.reading.records import LOST
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.pack import longest_row
@@ -113,7 +113,7 @@ def _fields(given: Mapping[str, Any]) -> tuple[str, ...]:
     if given.get("adapter"):
         return fields_read(**given["adapter"])
     if given.get("rollouts"):
-        return RolloutFields.of(given["rollouts"]).reads
+        return tuple(dict.fromkeys(RolloutFields.of(given["rollouts"]).columns.values()))
     return tuple(dict.fromkeys(section["field"] for section in _sections(given)))
 
 
@@ -445,7 +445,6 @@ _WAYS = {
     "conversations_compared": "conversations compared with a plain rendering",
     "conversations_different": "conversations that differed",
     IN_FULL: "blocks compared completely",
-    NOT_FINITE: "with NaN or Infinity in a table (rejected if the config reads these)",
     "blocks_reused": "blocks that were in the token cache",
     "blocks_replaced": "blocks of the token cache that were made in another way, and made again",
     "blocks_damaged": "blocks of the token cache that were damaged, and made again",

@@ -152,7 +152,7 @@ def _files_of_folder(folder: str) -> list[str] | None:
 
 def compression_of(path: str) -> str | None:
     packed = split_name(path)[2]
-    return COMPRESSIONS[packed].name if packed else None
+    return COMPRESSIONS[packed][0] if packed else None
 
 
 def file_stat(path: str, place: str = "") -> tuple[int, float]:

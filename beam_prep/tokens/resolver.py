@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import urllib.parse
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,66 +89,73 @@ def resolve(path: str) -> ResolvedTokenizer:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
-    looks_local = os.path.isdir(path) or path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local and not os.path.isdir(path):
+    is_folder = os.path.isdir(path)
+    if not is_folder and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise TokenizerError(
             f"no tokenizer folder {path!r}: --tokenizer_path wants a folder with tokenizer.json, or a Hugging Face name"
         )
-    offline = not looks_local and not hub_answers()
+    offline = not is_folder and not hub_answers()
     try:
         found = AutoTokenizer.from_pretrained(path, local_files_only=offline, trust_remote_code=False)
     except Exception as error:  # transformers and the Rust library raise exceptions of all kinds for other files
-        wanted = "a folder with tokenizer.json"
-        if not looks_local:
-            wanted += ", or a name on the Hugging Face Hub"
+        wanted = "a folder with tokenizer.json" + ("" if is_folder else ", or a name on the Hugging Face Hub")
         if offline:
             wanted += " (which does not answer, and the name is not in the local cache)"
         raise TokenizerError(f"no tokenizer in {path!r}: wanted {wanted}; {_what_is_wrong(path, error)}") from None
-    backend = getattr(found, "backend_tokenizer", None)
-    if backend is None:
-        raise TokenizerError(
-            f"the tokenizer in {path!r} ({type(found).__name__}) has no Rust tokenizer, which is needed to encode: "
-            f"{_SAVE_FAST}"
-        )
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    if backend.get_vocab().keys() <= {"▁", *special}:  # classes of transformers load without their files
-        raise TokenizerError(
-            f"the tokenizer in {path!r} ({type(found).__name__}) has special tokens and no other, so its vocabulary is "
-            f"missing: wanted {' or '.join(found.vocab_files_names.values())} in the folder"
-        )
-    if looks_local:
-        _check_named(path, found)
-    nested = found.init_kwargs.get("special_tokens")
-    named = {k: v for k, v in nested.items() if isinstance(v, str)} if isinstance(nested, dict) else {}
-    special_tokens = {**named, **{k: str(v) for k, v in found.special_tokens_map.items() if isinstance(v, str)}}
-    for name in named.keys() - found.special_tokens_map.keys():
-        if name in str(found.chat_template):
-            raise TokenizerError(
-                f"the tokenizer in {path!r}: its chat template writes {name!r}, which tokenizer_config.json has only "
-                "within 'special_tokens', where transformers does not look: it writes nothing. Name it at the top of "
-                f'tokenizer_config.json, as "{name}": {json.dumps(named[name])}, or take it out of the template'
-            )
-    source = json.loads(backend.to_str())
+    for problem in _problems(path, found):
+        raise TokenizerError(f"the tokenizer in {path!r}: {problem}")
+    named = {**_nested(found), **found.special_tokens_map}
+    special_tokens = {name: str(token) for name, token in named.items() if isinstance(token, str)}
+    source = json.loads(found.backend_tokenizer.to_str())
     source["truncation"] = source["padding"] = None
     _keep_offsets(source)
-    if source["model"].get("dropout"):
-        raise TokenizerError(
-            f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text "
-            "would get other ids each time: set it to null"
-        )
-    template, settings = found.chat_template, _settings(found)
-    named_templates = template if isinstance(template, dict) else {"chat_template": template or ""}
-    for name, text in named_templates.items():
-        if text.startswith("\ufeff"):
-            raise TokenizerError(
-                f"the tokenizer in {path!r}: the chat template {name!r} begins with a byte order mark (BOM), which "
-                "transformers would write into every text: save it as UTF-8 without one"
-            )
+    # Settings that the tokenizer.json does not hold, if they are unusual.
+    names = ("split_special_tokens", "clean_up_tokenization_spaces")
+    settings: dict[str, Any] = {name: True for name in names if getattr(found, name, False)}
+    if 0 < found.model_max_length < _NO_LENGTH:  # 0 and -1 are used for "no limit"
+        settings["model_max_length"] = int(found.model_max_length)
+    template = found.chat_template
     if isinstance(template, dict):
         template, settings = one_template(template), {**settings, "chat_templates": template}
     written = json.dumps(source, ensure_ascii=False)
     _compare(found, rust_tokenizer(written.encode("utf-8", "surrogatepass"), settings), special_tokens)
     return write(written, special_tokens, template, settings)
+
+
+def _nested(found: Any) -> dict[str, str]:
+    """Special tokens in an object `special_tokens` of tokenizer_config.json, where transformers does not look."""
+    nested = found.init_kwargs.get("special_tokens")
+    return {k: v for k, v in nested.items() if isinstance(v, str)} if isinstance(nested, dict) else {}
+
+
+def _problems(path: str, found: Any) -> Iterator[str]:
+    """Why a tokenizer that transformers loads cannot be used, and what to do."""
+    backend, template = getattr(found, "backend_tokenizer", None), found.chat_template
+    if backend is None:
+        yield f"{type(found).__name__} has no Rust tokenizer, which is needed to encode: {_SAVE_FAST}"
+        return
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    if backend.get_vocab().keys() <= {"▁", *special}:  # classes of transformers load without their files
+        yield (
+            f"{type(found).__name__} has special tokens and no other, so its vocabulary is missing: wanted "
+            f"{' or '.join(found.vocab_files_names.values())} in the folder"
+        )
+    if os.path.isdir(path):
+        yield from _unknown_tokens(path, found)
+    for name, token in _nested(found).items():
+        if name not in found.special_tokens_map and name in str(template):
+            yield (
+                f"its chat template writes {name!r}, which tokenizer_config.json has only within 'special_tokens', "
+                "where transformers does not look: it writes nothing. Name it at the top of tokenizer_config.json, as "
+                f'"{name}": {json.dumps(token)}, or take it out of the template'
+            )
+    if getattr(backend.model, "dropout", None):
+        yield f"tokenizer.json has model.dropout {backend.model.dropout}, so a text would get other ids: set it to null"
+    if not isinstance(found.model_max_length, int | float):
+        yield f"tokenizer_config.json has model_max_length {found.model_max_length!r}: write a number, without quotes"
+    for name, text in (template if isinstance(template, dict) else {"chat_template": template or ""}).items():
+        if text.startswith("\ufeff"):
+            yield f"the chat template {name!r} begins with a byte order mark (BOM): save it as UTF-8 without one"
 
 
 def _what_is_wrong(path: str, error: Exception) -> str:
@@ -180,22 +187,6 @@ def _what_is_wrong(path: str, error: Exception) -> str:
     if not more and not {"tokenizer.json", "tokenizer_config.json", "config.json"} & {*names}:
         more = 'name its class in tokenizer_config.json, as {"tokenizer_class": "GPT2Tokenizer"}, or '
     return f"{says}; {more}{_SAVE_FAST}"
-
-
-def _settings(found: Any) -> dict[str, Any]:
-    """A tokenizer's unusual settings that its tokenizer.json does not hold."""
-    settings: dict[str, Any] = {
-        name: True for name in ("split_special_tokens", "clean_up_tokenization_spaces") if getattr(found, name, False)
-    }
-    most = found.model_max_length
-    if not isinstance(most, int | float):
-        raise TokenizerError(
-            f"tokenizer_config.json: model_max_length is {most!r}, and transformers cannot encode with that: write a "
-            "number of tokens, without quotes"
-        )
-    if 0 < most < _NO_LENGTH:  # 0 and -1 are used for "no limit"
-        settings["model_max_length"] = int(most)
-    return settings
 
 
 def rust_tokenizer(source: bytes, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":
@@ -232,8 +223,8 @@ def one_template(templates: Mapping[str, str]) -> str | None:
 _END_OF_LINE = re.compile(r"(\r\n|\r|\n)\Z")
 
 
-def _check_named(folder: str, found: Any) -> None:
-    """Raises `TokenizerError` if the settings, or the tokenizer's class, name a token that the vocabulary lacks.
+def _unknown_tokens(folder: str, found: Any) -> Iterator[str]:
+    """A problem for each token that the settings, or the tokenizer's class, name, and that the vocabulary lacks.
 
     transformers gives such a token an id behind the last one, for which a model has no row. A token that only a class
     adds (GemmaTokenizer's pad_token) is ignored if nothing writes it.
@@ -248,14 +239,12 @@ def _check_named(folder: str, found: Any) -> None:
         if token in known or number < (model.get("vocab_size") or 0):
             continue
         keys = [key for key, value in found.special_tokens_map.items() if value == token]
-        is_named = json.dumps(token, ensure_ascii=False) in named
-        if is_named or token in written or any(each in template for each in (token, *keys)):
-            who = keys[0] if keys else "a setting"
-            who += "" if is_named else f" of its class ({type(found).__name__})"
-            raise TokenizerError(
-                f"the tokenizer in {folder!r}: {who} names {token!r}, which the vocabulary lacks; transformers "
-                f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
-                "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
+        is_named = token in written or json.dumps(token, ensure_ascii=False) in named
+        if is_named or any(each in template for each in (token, *keys)):
+            yield (
+                f"{keys[0] if keys else 'a setting'} names {token!r}, which the vocabulary lacks; "
+                f"{type(found).__name__} gives it the new id {number}, past the last row of the model. Name a token of "
+                "the vocabulary; or add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
             )
 
 
@@ -377,7 +366,6 @@ _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protob
 # The only subfolder of a tokenizer's folder that transformers reads.
 BELOW = "additional_chat_templates"
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
-_MOST_BYTES = 256 << 20
 
 
 def digest_of(contents: Mapping[str, bytes]) -> str:
@@ -512,8 +500,6 @@ def state_of_folder(folder: str) -> list[str] | None:
         places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
         files = sorted(path for place in places for path in place.iterdir() if path.is_file())
         files = [path for path in files if path.suffix not in WEIGHTS]
-        if sum(path.stat().st_size for path in files) > _MOST_BYTES:
-            return None  # reading them takes longer than resolving
         contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     except OSError:
         return None

@@ -122,11 +122,11 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
 
 def trained_tokens(batch: Batch) -> dict[str, Array]:
     """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
-    counts = {}
-    for name, column in batch.schema.items():
-        if column.role in ("mask", "labels"):
-            counts[name] = batch[name].sums(batch[name].flat != NO_LOSS[column.role])
-    return counts
+    return {
+        name: batch[name].sums(batch[name].flat != NO_LOSS[column.role])
+        for name, column in batch.schema.items()
+        if column.role in ("mask", "labels")
+    }
 
 
 def reject_equal_sides(batch: Batch) -> Batch:
@@ -138,14 +138,14 @@ def reject_equal_sides(batch: Batch) -> Batch:
     if one is None or other is None or one.depth != 1 or other.depth != 1:
         return batch
     equal = (one.lengths == other.lengths) & (one.common(other) == one.lengths)
-    lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
     why = "wanted a difference", "all that differs is cut off: wanted a larger max_seq_len"
-    return batch.reject_each(
-        {
-            row: ("equal_sides", f"chosen and rejected are the same tokens, {why[bool(lost[row])]}")
-            for row in np.flatnonzero(equal).tolist()
-        }
-    )
+    return _reject_sides(batch, equal, "equal_sides", "chosen and rejected are the same tokens, ", why)
+
+
+def _reject_sides(batch: Batch, rows: Array, reason: str, said: str, why: tuple[str, str]) -> Batch:
+    """Rejects preference rows; `why` ends the message, of rows that are whole and of those that were cut."""
+    lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
+    return batch.reject_each({row: (reason, said + why[bool(lost[row])]) for row in np.flatnonzero(rows).tolist()})
 
 
 def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> Batch:
@@ -324,11 +324,9 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
     differs = ~mixed & ((prompt != other) | (batch[SIDES[0]].common(batch[SIDES[1]]) < prompt))
     hole = 'a token after the first trained one is not trained; "action": "train" for both sides trains all of them'
     batch = batch.reject(mixed, "not_prompt_first", hole)
-    lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
     why = "", " once they are cut: wanted a larger max_seq_len, or truncation_mode 'keep_start' or 'drop'"
     said = "chosen and rejected do not begin with the same prompt"
-    rows = np.flatnonzero(differs[~mixed]).tolist()
-    batch = batch.reject_each({row: ("prompt_differs", said + why[bool(lost[row])]) for row in rows})
+    batch = _reject_sides(batch, differs[~mixed], "prompt_differs", said, why)
     prompt = prompt[~mixed & ~differs]
     columns: dict[str, Any] = {
         name: batch[side].cut(prompt, batch[side].lengths - prompt)

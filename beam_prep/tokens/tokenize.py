@@ -1,16 +1,16 @@
 """Makes a `Batch`: `tokenize` encodes pieces of text; `from_rollouts` and `from_tokens` take records that have ids."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from beam_prep.data.block import sample, step
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
 from beam_prep.data.rendered import UNSET, Pieces, Rendered
-from beam_prep.data.schema import Column, Output, Section
+from beam_prep.data.schema import Column, Output
 from beam_prep.reading.adapters import LeftOut, record_domain, record_weight, work_on_each
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields, read_rollout, token_weights, tokenized
@@ -77,7 +77,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         pieces = rendered.pieces[output.name]
         ids, segments = _join(pieces, encoded[output.name], bos_id)
         if output.weights_name is not None and rendered.weights is not None:
-            row = np.repeat(np.arange(len(pieces.rows) - 1), np.diff(pieces.rows))[segments.sequence]
+            row = _owners(pieces.rows)[segments.sequence]
             own_weight = np.append(pieces.weights, 1)[pieces.segments["own"]]  # UNSET is -1: the last
             segments = replace(segments, weight=rendered.weights[row] * own_weight)
         if bos_id is not None:
@@ -106,7 +106,7 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
         picked = order[np.argsort(sizes[order], kind="stable")[:1]]
     picked = np.sort(picked)
     theirs = _encode(pieces.take(picked), reference)
-    segments = np.isin(_piece_of_segment(pieces), picked)
+    segments = np.isin(_owners(pieces.borders), picked)
     rows = np.searchsorted(pieces.sequences[pieces.rows], picked, "right")  # from 1 on: how many there are counts
     mine = encoded.ids.take(picked)
     pairs = [(mine.flat, theirs.ids.flat), (mine.lengths, theirs.ids.lengths)]
@@ -115,9 +115,9 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
     return set(rows.tolist()), all(np.array_equal(one, other) for one, other in pairs)
 
 
-def _piece_of_segment(pieces: Pieces) -> Array:
-    """int64 [segments]: the piece of each segment."""
-    return np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
+def _owners(borders: Array) -> Array:
+    """int64: for each member, the number of the group that has it; `borders`: of the groups."""
+    return np.repeat(np.arange(len(borders) - 1), np.diff(borders))
 
 
 def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _Encoded]) -> None:
@@ -126,7 +126,7 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
     border = np.full(len(batch), np.iinfo(np.int64).max)
     for name, each in encoded.items():
         if len(each.prompted):
-            row = _sequence_of_piece(rendered.pieces[name])  # prompts are in rows of one sequence
+            row = _owners(rendered.pieces[name].sequences)  # prompts are in rows of one sequence
             short[row[each.prompted[~each.is_prefix[each.prompted]]]] = 1
             texts = sorted(rendered.pieces[name].prompts)
             np.minimum.at(border, row[texts], each.border[texts])
@@ -141,13 +141,8 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
         batch.segments[name] = replace(segments, start=np.minimum(start, segments.stop))
 
 
-def _sequence_of_piece(pieces: Pieces) -> Array:
-    """int64 [pieces]: the sequence of each piece."""
-    return np.repeat(np.arange(len(pieces.sequences) - 1), np.diff(pieces.sequences))
-
-
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
-    part = _piece_of_segment(pieces)
+    part = _owners(pieces.borders)
     bounded = np.flatnonzero(pieces.segments["stop"] >= 0)
     begun = np.flatnonzero(pieces.prompt_end > 0)
     # First each segment with borders, then the last character of each prompt: their characters and their tokens.
@@ -213,8 +208,8 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
     values: Array = ids.flat
     piece_borders = ids.offsets
     borders = piece_borders[pieces.sequences]
-    part = _piece_of_segment(pieces)
-    sequence = _sequence_of_piece(pieces)[part]
+    part = _owners(pieces.borders)
+    sequence = _owners(pieces.sequences)[part]
     added = np.zeros(len(borders) - 1, bool)
     if bos_id is not None and pieces.bos.any():
         added = pieces.bos & ~_brings_bos(pieces, values, piece_borders, borders, bos_id)
@@ -305,63 +300,43 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
         max_id: the tokenizer's largest id.
         domain_key: the field of a record that names its domain.
     """
-    batch, found = _read(records, _outputs(fields), domain_key, lambda record: read_rollout(record, fields, max_id))
-    for column in fields.columns:
-        values = [row[column.name] for _, row in found]
-        if (column.of or column.name) == "response_ids":
-            flat = _joined(values, _DTYPES[column.role])
-            rows = Ragged.from_lengths(flat, [length for lengths, _ in found for length in lengths])
-            if column.depth == 2:
-                rows = Ragged.from_lengths(rows, [len(lengths) for lengths, _ in found])
-        else:
-            rows = _flat(values, _DTYPES[column.role])
-        _add(batch, column, rows)
-    return batch
+    return _read(records, fields.outputs, fields.columns, domain_key, lambda row: read_rollout(row, fields, max_id))
 
 
-_DTYPES = {"ids": np.int32, "mask": np.uint8, "token_value": np.float64, "value": np.float64, "text": np.uint8}
-"""Role of a column -> type of its values until they are cast to the column's own."""
+_DTYPES = {"ids": np.int32, "mask": np.uint8, "text": np.uint8, "weights": np.float32}
+"""Role of a column -> type of its values until they are cast to the column's own; other values are float64."""
 
-_Read = TypeVar("_Read")
+_Lists = Mapping[str, list[Array]]
+"""Column -> its lists in a record: one, or one for each response."""
 
 
 def _read(
-    records: Records, outputs: tuple[Output, ...], domain_key: str | None, read: Callable[[Record], _Read | None]
-) -> tuple[Batch, list[_Read]]:
-    """(a batch without columns, the values that `read` returned). Records for which it returns None are dropped."""
+    records: Records,
+    outputs: tuple[Output, ...],
+    columns: Iterable[Column],
+    domain_key: str | None,
+    read: Callable[[Record], _Lists | None],
+) -> Batch:
+    """The batch of the lists that `read` gives by column. Records for which it gives None are dropped."""
 
-    def work(record: Record) -> tuple[_Read, str]:
-        each, domain = read(record), record_domain(record, domain_key)
-        if each is None:
+    def work(record: Record) -> tuple[_Lists, str]:
+        found, domain = read(record), record_domain(record, domain_key)
+        if found is None:
             raise LeftOut("empty")
-        return each, domain
+        return found, domain
 
     left = work_on_each(records, work)
     found: Any = left.rows
     domains = [domain for _, domain in found]
     batch = Batch(left.origin, left.ledger, left.line, left.receipt, outputs, domains, made=dict(left.made))
-    return batch, [each for each, _ in found]
-
-
-def _outputs(fields: RolloutFields) -> tuple[Output, ...]:
-    prompt = Output("prompt_ids", "ids", (Section(fields.prompt_ids, "mask"),))
-    if fields.response_ids is None:
-        return (prompt,)
-    mask = None if fields.loss_mask is None else "loss_mask"
-    sections = (Section(fields.response_ids, "train"),)
-    return Output("response_ids", "list" if fields.grouped else "ids", sections, mask), prompt
-
-
-def _add(batch: Batch, column: Column, rows: Ragged) -> None:
-    batch.columns[column.name], batch.schema[column.name] = rows, column
-
-
-def _joined(parts: list[Array], dtype: type) -> Array:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
-
-
-def _flat(rows: list[Array], dtype: type) -> Ragged:
-    return Ragged.from_lengths(_joined(rows, dtype), [len(row) for row in rows])
+    for column in columns:
+        lists = [row[column.name] for row, _ in found]
+        flat = [*itertools.chain.from_iterable(lists)]
+        values = np.concatenate([np.zeros(0, _DTYPES.get(column.role, np.float64)), *flat])
+        rows = Ragged.from_lengths(values, [*map(len, flat)])
+        batch.columns[column.name] = Ragged.from_lengths(rows, [*map(len, lists)]) if column.depth == 2 else rows
+        batch.schema[column.name] = column
+    return batch
 
 
 @step
@@ -371,23 +346,19 @@ def from_tokens(records: Records, output: Output, max_id: int, domain_key: str |
     Records without ids are dropped (`empty`). Records with ids beyond `max_id`, the tokenizer's largest, are rejected.
     """
     assert output.mask_name is not None
-
-    def read(record: Record) -> tuple[Array, Array, Array] | None:
-        row = tokenized(record, max_id)
-        if row is None:
-            return None
-        ids, mask = row
-        weights = np.zeros(0, np.float32)
-        if output.weights_name is not None:
-            per_token = record_weight(record) * token_weights(record, "loss_weights", len(ids))
-            mask = mask & (per_token > 0)
-            weights = np.where(mask, per_token, 0).astype(np.float32)
-        return (ids, mask, weights) if len(ids) else None
-
-    batch, found = _read(records, (output,), domain_key, read)
-    ids, masks, weights = ([row[place] for row in found] for place in range(3))
-    _add(batch, Column(output.name, "int32", 1, "ids"), _flat(ids, np.int32))
-    _add(batch, Column(output.mask_name, "int32", 1, "mask", of=output.name), _flat(masks, np.uint8))
+    columns = [Column(output.name, "int32", 1, "ids"), Column(output.mask_name, "int32", 1, "mask", of=output.name)]
     if output.weights_name is not None:
-        _add(batch, Column(output.weights_name, "float32", 1, "weights", of=output.name), _flat(weights, np.float32))
-    return batch
+        columns.append(Column(output.weights_name, "float32", 1, "weights", of=output.name))
+
+    def read(record: Record) -> _Lists | None:
+        row = tokenized(record, max_id)
+        if row is None or not len(row[0]):
+            return None
+        found = [*row]
+        if output.weights_name is not None:
+            per_token = record_weight(record) * token_weights(record, "loss_weights", len(row[0]))
+            found[1] = row[1] & (per_token > 0)
+            found.append(np.where(found[1], per_token, 0).astype(np.float32))
+        return {column.name: [values] for column, values in zip(columns, found, strict=True)}
+
+    return _read(records, (output,), columns, domain_key, read)

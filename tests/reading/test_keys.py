@@ -10,8 +10,8 @@ from hypothesis import example, given
 
 import beam_prep as bp
 from beam_prep.data.block import InputFile
-from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, canonical, key_records, normalized
-from beam_prep.reading.records import RawBlock, Records, parse
+from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, key_records, normalized
+from beam_prep.reading.records import RawBlock, Records, dumped, parse
 from beam_prep.recipe import key_steps
 from tests.compose import naive
 from tests.compose.oracle import key_of
@@ -20,6 +20,10 @@ VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
+
+
+def canonical(value: Any) -> bytes:
+    return dumped(value, sort=True)
 
 
 def read(*lines: bytes) -> Records:

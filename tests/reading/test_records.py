@@ -19,8 +19,7 @@ from beam_prep.data.hashing import block_digest, tree_digest, tree_nodes
 from beam_prep.errors import UserFunctionError
 from beam_prep.reading import records as records_module
 from beam_prep.reading.adapters import filter_by_chars, filter_records, map_records
-from beam_prep.reading.json_line import MAX_DEPTH
-from beam_prep.reading.records import BOM, MAX_LINE_BYTES, RawBlock, Records, parse, read_blocks
+from beam_prep.reading.records import BOM, MAX_DEPTH, MAX_LINE_BYTES, RawBlock, Records, parse, read_blocks
 
 SOURCE = InputFile("input.jsonl", 0, 0.0)
 WHOLE = 1 << 40

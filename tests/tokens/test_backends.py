@@ -229,9 +229,9 @@ NFC = {"type": "NFC"}
 @pytest.mark.parametrize(
     ("tokens", "changes", "reason"),
     [
-        ([MASK, {"content": "  ", "normalized": True}], {}, "takes blanks beside it"),
-        ([{"content": "ab", "normalized": True}, {"content": "b<x>"}], {}, "overlap"),
-        ([{"content": "\u2126", "normalized": True}], {"normalizer": NFC}, "is not NFC"),
+        ([MASK, {"content": "  ", "normalized": True}], {}, "the added token '[MASK]' in other places"),
+        ([{"content": "ab", "normalized": True}, {"content": "b<x>"}], {}, "the added token 'b<x>'"),
+        ([{"content": "\u2126", "normalized": True}], {"normalizer": NFC}, "the added token '\u2126'"),
         (
             [],
             {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}},

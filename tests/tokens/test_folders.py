@@ -116,7 +116,7 @@ def test_a_new_token_for_which_the_model_has_a_row_is_taken(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("config", "name", "content", "says"),
     [
-        ({"model_max_length": "512"}, "", b"", r"^tokenizer_config.json: model_max_length is '512'.+ without quotes"),
+        ({"model_max_length": "512"}, "", b"", r": tokenizer_config.json has model_max_length '512'.+ without quotes"),
         ({"pad_token": "<pad_new>"}, "", b"", r"pad_token names '<.*>', which the vocabulary lacks; .* new id \d+"),
         ({"extra_special_tokens": {"a_token": "<|a|>"}}, "", b"", r"names '<.*>', which the vocabulary lacks"),
         ({}, "tokenizer.json", b"{x", r"tokenizer.json cannot be read \(Expecting property name"),
