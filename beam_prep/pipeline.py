@@ -186,7 +186,8 @@ class Pipeline:
                 yield reports
             is_done = not job.is_left
         except Exception as error:  # runners wrap what a worker raised, each in its own way
-            found = raised_by_worker(error)
+            refused = claim.is_taken and job.running is None and not job.engine.here
+            found = job.refused(error) if refused else raised_by_worker(error)
             if not isinstance(found, (StorageError, RunError)):
                 claim.check()  # a job that has lost its claim may fail in any way
             raise self._first_records.with_advice(found) from error

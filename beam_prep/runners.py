@@ -352,6 +352,12 @@ class Job:
         except Exception:  # each runner has its own errors; then the state is unknown
             return True
 
+    def refused(self, error: Exception) -> BeamPrepError:
+        """The error of a job that its runner did not take. Each runner raises errors of its own."""
+        said = f"{_name_of(self.engine.options)} did not take the job ({type(error).__name__}: {error})"
+        advice = "check its options (docs/runners.md), and run again"
+        return (ConfigError if isinstance(error, ValueError) else EngineError)(f"{said}: {advice}")
+
     def told(self) -> dict[str, str]:
         """Its id and the address of its page, as far as they are known. Logs both."""
         options = self.engine.options

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,21 @@ def test_a_path_that_cannot_be_written_is_named(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("beam-prep: ")
     assert words in said
+
+
+def test_a_runner_that_does_not_take_a_job_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = [*SAMPLE, "-o", str(tmp_path / "out"), "--runner=PrismRunner", f"--prism_location={tmp_path}/prism"]
+    assert cli.main(job) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("beam-prep: PrismRunner did not take the job (ValueError: Unable to parse binary URL")
+    assert said.endswith(": check its options (docs/runners.md), and run again")
+
+
+def test_closed_streams_are_no_error() -> None:
+    command = f"{sys.executable} -m beam_prep.cli presets <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]], ids=["run", "dry run"])
