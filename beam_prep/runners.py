@@ -266,6 +266,8 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
 def _name_of(options: PipelineOptions) -> str:
     """The name of the runner; `DirectRunner` for all that work in this process."""
     name = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
+    known = {each.lower(): each for each in StandardOptions.KNOWN_RUNNER_NAMES}  # Beam takes `flink`, too
+    name = known.get(name.lower()) or known.get(f"{name}runner".lower(), name)
     return "DirectRunner" if name == "FnApiRunner" else name
 
 
