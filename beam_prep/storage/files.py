@@ -366,6 +366,7 @@ def read_file(path: str) -> Any:
     reader = Reader(replace(found, version=""), 0)
     reader.seek(-_END_BYTES, io.SEEK_END)
     reader.read()
+    reader.seek(0)
     return pa.PythonFile(reader, mode="r")
 
 
