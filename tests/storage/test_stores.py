@@ -153,3 +153,12 @@ def test_a_cached_block_in_a_store_is_found_again(store: MemoryStore) -> None:
     found = cache.find(cache.digest(batch.origin))
     assert found is not None
     assert found.values["lines"] == receipt.values["lines"]
+
+
+def test_a_glob_in_a_store_names_no_hidden_objects(store: MemoryStore) -> None:
+    for name in ("a/x", "a/.x", "a/.b/x", "a/b/x", ".c/x"):
+        store.put(f"mem://bucket/{name}", b"", None, None)
+    named = {"a/*": "a/x", "**": "a/b/x a/x", "a/.*": "a/.x", "**/.*/x": "a/.b/x", ".c/*": ".c/x"}
+    for pattern, names in named.items():
+        found = [each.path.removeprefix("mem://bucket/") for each in objects.match_pattern(f"mem://bucket/{pattern}")]
+        assert (pattern, sorted(found)) == (pattern, names.split())
