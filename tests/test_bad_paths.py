@@ -13,6 +13,7 @@ import pytest
 
 from beam_prep import cli
 from beam_prep.errors import OutputError, StorageError, of_the_system
+from beam_prep.storage.files import check_writable
 from tests.conftest import ROOT
 
 SAMPLE = ["run", str(ROOT / "examples/data/text.jsonl"), "-c", str(ROOT / "configs/pretrain.json")]
@@ -51,6 +52,19 @@ def test_a_runner_that_does_not_take_a_job_is_told_in_a_line(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("beam-prep: PrismRunner did not take the job (ValueError: Unable to parse binary URL")
     assert said.endswith(": check its options (docs/runners.md), and run again")
+
+
+def test_a_read_only_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([*found[:8], found.f_flag | os.ST_RDONLY, 255]))
+    with pytest.raises(OutputError, match=": Read-only file system: choose another path"):
+        check_writable(str(tmp_path / "out"))
+
+
+def test_a_machine_without_a_folder_for_temporary_files_says_what_to_set() -> None:
+    error = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+    assert str(of_the_system(error)) == "no folder for temporary files can be written: set TMPDIR to one that can"
 
 
 def test_closed_streams_are_no_error() -> None:

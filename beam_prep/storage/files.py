@@ -25,7 +25,7 @@ from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError, of_the_system
 from beam_prep.reading.records import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
-from beam_prep.reading.sources import HEAD_BYTES, JSONL, refusal, source_of
+from beam_prep.reading.sources import HEAD_BYTES, refusal, source_of
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes, read_version
@@ -170,9 +170,8 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from None
     if stat.S_ISDIR(found.st_mode):
-        inside = glob.glob("*", root_dir=place or path)
-        inside = [name for name in inside if ".jsonl" in name or source_of(name) is not JSONL] or ["a.jsonl"]
-        endings = {name.removeprefix(split_name(name)[0]) for name in inside}
+        names = [each for each in glob.glob("*", root_dir=place or path) if source_of(each).endings or ".jsonl" in each]
+        endings = {name.removeprefix(split_name(name)[0]) for name in names} or {".jsonl"}
         globs = " ".join(repr(os.path.join(path, f"*{ending}")) for ending in sorted(endings))
         raise InputError(f"{path!r} is a directory: name its files, for instance {globs}")
     if not stat.S_ISREG(found.st_mode):
@@ -399,7 +398,8 @@ def check_writable(folder: str) -> None:
     try:
         os.stat(join(folder, ""))
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(number, os.strerror(number))
     except OSError as error:
         error.filename = folder
         raise of_the_system(error) or error from None
