@@ -88,9 +88,8 @@ class FirstRecords:
                 "be longer than the model takes"
             )
         names = Counter("".join(split_name(file.path)[:2]) for file in self.inputs)
-        twice = [name for name, count in names.items() if count > 1]
-        unused = [*unused, *(f"{name} is read plain and compressed: leave one out if it is a copy" for name in twice)]
-        of_records = self.warnings()
+        twice = [f"{name} is read plain and compressed: leave out a copy" for name in names if names[name] > 1]
+        unused, of_records = [*unused, *twice], self.warnings()
         for warning in [f"warning: {each}" for each in unused] + of_config:
             log.warning("%s", warning)
         for warning in of_records[:_SHOWN]:

@@ -79,10 +79,8 @@ def read_config(given: PipelineConfig | dict[str, Any] | str | os.PathLike[str])
     Raises:
         ConfigError: the file cannot be read, or the config is wrong.
     """
-    if isinstance(given, PipelineConfig):
-        return given
-    if isinstance(given, dict):
-        return PipelineConfig.from_dict(given)
+    if not isinstance(given, str | os.PathLike):
+        return given if isinstance(given, PipelineConfig) else PipelineConfig.from_dict(given)
     name = os.fspath(given)
     if is_local(name):
         return PipelineConfig.from_json(name)

@@ -111,5 +111,5 @@ def test_a_file_beside_its_compressed_form_is_told(run: Any, tmp_path: Path) -> 
         (tmp_path / name).write_bytes(packed(json.dumps(ROWS[0]).encode()))
     told = run(config(None), tuple(sorted(tmp_path.glob("*.jsonl*")))).output
     warnings = json.loads((Path(told) / "run.json").read_text())["warnings"]
-    assert f"{tmp_path}/a.jsonl is read plain and compressed: leave one out if it is a copy" in warnings
+    assert f"{tmp_path}/a.jsonl is read plain and compressed: leave out a copy" in warnings
     assert not any("b.jsonl is" in warning for warning in warnings)

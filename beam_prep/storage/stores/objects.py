@@ -169,10 +169,7 @@ def listed(prefix: str) -> list[ObjectInfo]:
 
 
 def match_pattern(pattern: str) -> list[ObjectInfo]:
-    """The objects that a path or a glob names (`*` ends at a "/", `**` does not), in order.
-
-    As on a disk, a glob names no hidden ones (`.x`), unless it has their dot.
-    """
+    """The objects that a path or a glob names (`*` ends at a "/", `**` does not; none is a leading dot), in order."""
     magic = re.search(r"[*?\[]", pattern)
     if magic is None:
         found = find(pattern)
