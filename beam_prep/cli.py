@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -354,7 +355,8 @@ def _made(result: "Result") -> list[str]:
     output = result.output
     if result.manifest is None:
         return [f"launched{f' as {result.job_id}' if result.job_id else ''}: {output}/manifest.json comes last"]
-    look = [] if "://" in output else [f"  look at it: beam-prep inspect {output}; its report: {output}/report.html"]
+    typed = shlex.quote(output)
+    look = [] if "://" in output else [f"  look at it: beam-prep inspect {typed}; its report: {typed}/report.html"]
     return summary(output, result.manifest) + look
 
 

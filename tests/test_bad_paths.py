@@ -67,6 +67,11 @@ def test_a_machine_without_a_folder_for_temporary_files_says_what_to_set() -> No
     assert str(of_the_system(error)) == "no folder for temporary files can be written: set TMPDIR to one that can"
 
 
+def test_the_command_behind_a_run_can_be_typed_for_any_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SAMPLE, "--runner=FnApiRunner", "-o", str(tmp_path / "a b")]) == 0
+    assert f"beam-prep inspect '{tmp_path}/a b'; its report" in capsys.readouterr().out
+
+
 def test_closed_streams_are_no_error() -> None:
     command = f"{sys.executable} -m beam_prep.cli presets <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", command], cwd=ROOT).returncode == 0
