@@ -177,8 +177,8 @@ def match_pattern(pattern: str) -> list[ObjectInfo]:
     from apache_beam.io.filesystem import FileSystem
 
     wanted, first = re.compile(FileSystem.translate_pattern(pattern)), magic.start()
-    found = [each for each in listed(pattern[:first]) if wanted.match(each.path)]
-    return found if "/." in pattern[first:] else [each for each in found if "/." not in each.path[first - 1 :]]
+    named = [each for each in listed(pattern[:first]) if wanted.match(each.path)]
+    return named if "/." in pattern[first:] else [each for each in named if "/." not in each.path[first - 1 :]]
 
 
 class Reader(io.RawIOBase):
