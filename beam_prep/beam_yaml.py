@@ -51,7 +51,7 @@ def _for_yaml(make: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _loaded(given: ConfigOrPath, tokenizer: str) -> tuple[PipelineConfig, Tokenizer]:
-    config = read_config(given) if isinstance(given, str) else PipelineConfig.from_dict(given)
+    config = read_config(given)
     return config, recipe.tokenizer_of(config, tokenizer)
 
 

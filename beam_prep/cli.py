@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -114,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command's arguments; None means those of this process.
     """
+    for name in ("stdin", "stdout", "stderr"):  # None: closed, and then the next open file would get its number
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "r+"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")  # for JSON and marks of trained text, whatever the locale
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -352,7 +355,8 @@ def _made(result: "Result") -> list[str]:
     output = result.output
     if result.manifest is None:
         return [f"launched{f' as {result.job_id}' if result.job_id else ''}: {output}/manifest.json comes last"]
-    look = [] if "://" in output else [f"  look at it: beam-prep inspect {output}; its report: {output}/report.html"]
+    typed = shlex.quote(output)
+    look = [] if "://" in output else [f"  look at it: beam-prep inspect {typed}; its report: {typed}/report.html"]
     return summary(output, result.manifest) + look
 
 

@@ -117,6 +117,8 @@ def of_the_system(error: BaseException) -> BeamPrepError | None:
     """
     number, path = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     words = str(error)
+    if "No usable temporary directory" in words:
+        return OutputError("no folder for temporary files can be written: set TMPDIR to one that can")
     if number is None:
         numbers = _NUMBER.findall(words)
         if not numbers:

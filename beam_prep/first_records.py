@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from beam_prep.hints import counted
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
+from beam_prep.reading.source import split_name
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.runners import plain_size
 from beam_prep.sample import Sample, draw, prepare, sample_of, with_roles_of_others
@@ -85,7 +87,9 @@ class FirstRecords:
                 f"tokenizer: its model_max_length is {most:,}, and preprocessing.max_seq_len is {longest:,}: rows may "
                 "be longer than the model takes"
             )
-        of_records = self.warnings()
+        names = Counter("".join(split_name(file.path)[:2]) for file in self.inputs)
+        twice = [f"{name} is read plain and compressed: leave out a copy" for name in names if names[name] > 1]
+        unused, of_records = [*unused, *twice], self.warnings()
         for warning in [f"warning: {each}" for each in unused] + of_config:
             log.warning("%s", warning)
         for warning in of_records[:_SHOWN]:

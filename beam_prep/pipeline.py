@@ -49,7 +49,7 @@ class Pipeline:
     """A job: JSONL or Parquet files, a config and a tokenizer -> an output directory.
 
     Args:
-        config: a `PipelineConfig`, or the path of its JSON file.
+        config: a `PipelineConfig`, a dict, or the path of a JSON file.
         inputs: paths, globs and `@LIST`s (files with one path or glob a line), in order; None: the config names them in
             `input.groups`.
         output_dir: the directory to make.
@@ -72,7 +72,7 @@ class Pipeline:
 
     def __init__(
         self,
-        config: PipelineConfig | str | os.PathLike[str],
+        config: PipelineConfig | dict[str, Any] | str | os.PathLike[str],
         inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None,
         output_dir: str | os.PathLike[str],
         tokenizer_path: str | os.PathLike[str],
@@ -83,7 +83,7 @@ class Pipeline:
         self.options = RunOptions.of(options)
         self.beam_options = beam_options
         self._set_beam_options(beam_options)
-        self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
+        self.config = recipe.read_config(config)
         self.root, self.staging = folders_of(output_dir, self.options)
         self.output = self.root
         self.inputs = recipe.inputs_of(self.config, inputs)
@@ -137,6 +137,8 @@ class Pipeline:
             return Result(self.output, manifest_of(self.output), up_to_date=False)
 
     def _set_beam_options(self, given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
+        if isinstance(given, str | dict):  # Beam would ignore its letters or keys
+            raise ConfigError(f"beam_options is {given!r}, wanted a list such as ['--runner=FlinkRunner']")
         options = given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
         if given is not None:
             FileSystems.set_options(options)
@@ -184,7 +186,8 @@ class Pipeline:
                 yield reports
             is_done = not job.is_left
         except Exception as error:  # runners wrap what a worker raised, each in its own way
-            found = raised_by_worker(error)
+            refused = claim.is_taken and job.running is None and not job.engine.here
+            found = job.refused(error) if refused else raised_by_worker(error)
             if not isinstance(found, (StorageError, RunError)):
                 claim.check()  # a job that has lost its claim may fail in any way
             raise self._first_records.with_advice(found) from error

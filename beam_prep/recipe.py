@@ -73,13 +73,15 @@ _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 _BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
 
-def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
-    """A config file, local or in a store, with its chat template.
+def read_config(given: PipelineConfig | dict[str, Any] | str | os.PathLike[str]) -> PipelineConfig:
+    """A config as it may be given: as it is, as a dict, or a file, local or in a store, with its chat template.
 
     Raises:
         ConfigError: the file cannot be read, or the config is wrong.
     """
-    name = os.fspath(path)
+    if not isinstance(given, str | os.PathLike):
+        return given if isinstance(given, PipelineConfig) else PipelineConfig.from_dict(given)
+    name = os.fspath(given)
     if is_local(name):
         return PipelineConfig.from_json(name)
     try:

@@ -179,7 +179,7 @@ class Replay:
         paths = [entry["path"] for entry in self.manifest["inputs"]]
         if config is None:
             config = PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
-        elif not isinstance(config, PipelineConfig):
+        else:
             config = recipe.read_config(config)
         had_template = self.manifest["config"]["input"].get("chat_template") is not None
         if had_template and tokenizer_path is None and config.input.chat_template is None:

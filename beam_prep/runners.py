@@ -266,6 +266,8 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
 def _name_of(options: PipelineOptions) -> str:
     """The name of the runner; `DirectRunner` for all that work in this process."""
     name = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
+    known = {each.lower(): each for each in StandardOptions.KNOWN_RUNNER_NAMES}  # Beam takes `flink`, too
+    name = known.get(name.lower()) or known.get(f"{name}runner".lower(), name)
     return "DirectRunner" if name == "FnApiRunner" else name
 
 
@@ -351,6 +353,12 @@ class Job:
             return not PipelineState.is_terminal(self.running.state)
         except Exception:  # each runner has its own errors; then the state is unknown
             return True
+
+    def refused(self, error: Exception) -> BeamPrepError:
+        """The error of a job that its runner did not take. Each runner raises errors of its own."""
+        said = f"{_name_of(self.engine.options)} did not take the job ({type(error).__name__}: {error})"
+        advice = "check its options (docs/runners.md), and run again"
+        return (ConfigError if isinstance(error, ValueError) else EngineError)(f"{said}: {advice}")
 
     def told(self) -> dict[str, str]:
         """Its id and the address of its page, as far as they are known. Logs both."""

@@ -540,8 +540,7 @@ def opened(
     inputs: Sequence[str] | str | None, config: PipelineConfig | str | os.PathLike[str], tokenizer_path: Any
 ) -> tuple[PipelineConfig, list[InputFile], Tokenizer]:
     """The config, the files of the input and the tokenizer. Raises what a run with these arguments would raise."""
-    if not isinstance(config, PipelineConfig):
-        config = read_config(config)
+    config = read_config(config)
     files, tokenizer = inputs_of(config, inputs), load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
     return config, files, tokenizer

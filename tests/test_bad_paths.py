@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from beam_prep import cli
 from beam_prep.errors import OutputError, StorageError, of_the_system
+from beam_prep.storage.files import check_writable
 from tests.conftest import ROOT
 
 SAMPLE = ["run", str(ROOT / "examples/data/text.jsonl"), "-c", str(ROOT / "configs/pretrain.json")]
@@ -40,6 +42,39 @@ def test_a_path_that_cannot_be_written_is_named(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("beam-prep: ")
     assert words in said
+
+
+def test_a_runner_that_does_not_take_a_job_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = [*SAMPLE, "-o", str(tmp_path / "out"), "--runner=PrismRunner", f"--prism_location={tmp_path}/prism"]
+    assert cli.main(job) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("beam-prep: PrismRunner did not take the job (ValueError: Unable to parse binary URL")
+    assert said.endswith(": check its options (docs/runners.md), and run again")
+
+
+def test_a_read_only_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([*found[:8], found.f_flag | os.ST_RDONLY, 255]))
+    with pytest.raises(OutputError, match=": Read-only file system: choose another path"):
+        check_writable(str(tmp_path / "out"))
+
+
+def test_a_machine_without_a_folder_for_temporary_files_says_what_to_set() -> None:
+    error = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+    assert str(of_the_system(error)) == "no folder for temporary files can be written: set TMPDIR to one that can"
+
+
+def test_the_command_behind_a_run_can_be_typed_for_any_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SAMPLE, "--runner=FnApiRunner", "-o", str(tmp_path / "a b")]) == 0
+    assert f"beam-prep inspect '{tmp_path}/a b'; its report" in capsys.readouterr().out
+
+
+def test_closed_streams_are_no_error() -> None:
+    command = f"{sys.executable} -m beam_prep.cli presets <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]], ids=["run", "dry run"])

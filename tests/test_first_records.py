@@ -1,5 +1,6 @@
 """A role that is trained without an end token is told at the start of a run, and an end token that is there twice."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -118,3 +119,12 @@ def test_a_run_says_that_the_tokenizer_adds_the_eos_that_the_config_adds_too(
     run(given, [{"text": "By the sea."}], tokenizer_path=str(shared("tokenizers", "t5-small")))
     (told,) = [record.getMessage() for record in caplog.records if "follows itself" in record.getMessage()]
     assert '"eos": "never"}: this tokenizer adds its EOS by itself' in told
+
+
+def test_a_file_beside_its_compressed_form_is_told(run: Any, tmp_path: Path) -> None:
+    for name, packed in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress), ("b.jsonl", bytes)):
+        (tmp_path / name).write_bytes(packed(json.dumps(ROWS[0]).encode()))
+    told = run(config(None), tuple(sorted(tmp_path.glob("*.jsonl*")))).output
+    warnings = json.loads((Path(told) / "run.json").read_text())["warnings"]
+    assert f"{tmp_path}/a.jsonl is read plain and compressed: leave out a copy" in warnings
+    assert not any("b.jsonl is" in warning for warning in warnings)

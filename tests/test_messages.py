@@ -217,6 +217,8 @@ def test_a_misspelt_option_is_one_line_with_the_one_that_is_meant(
             True,
             ["--direct_num_workers without effect: for "],
         ),
+        (["--runner=direct", "--parallelism=2"], True, ["--parallelism without effect: for --runner=FlinkRunner"]),
+        (["--runner=flink", "--parallelism=2", "--environment_type=LOOPBACK"], False, []),
         (["--runner=FlinkRunner", "--parallelism=2", "--environment_type=LOOPBACK"], False, []),
         (["--runner=DataflowRunner", "--num_workers=2", "--region=r"], False, []),
     ],

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -146,6 +147,18 @@ def test_a_pipeline_gets_what_every_option_says(monkeypatch: pytest.MonkeyPatch)
     wanted = {option.name: option.parse(option.example) for option in OPTIONS if option.of_pipeline}
     wanted |= {"inputs": wanted["inputs"].split(", "), "beam_options": options.changed_options(parsed(*words))}
     assert arguments == wanted
+
+
+def test_a_config_may_be_a_dict(tmp_path: Path) -> None:
+    text = (ROOT / "configs/pretrain.json").read_text()
+    job = Pipeline(json.loads(text), ROOT / "examples/data/text.jsonl", tmp_path / "out", ROOT / "examples/tokenizer")
+    assert job.config == bp.PipelineConfig.from_text(text)
+
+
+@pytest.mark.parametrize("given", ["--runner=FlinkRunner", {"runner": "FlinkRunner"}])
+def test_options_of_beam_that_are_no_list_are_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"beam_options is .*, wanted a list such as \['--runner="):
+        Pipeline(ROOT / "configs/pretrain.json", "a.jsonl", tmp_path / "out", "t", beam_options=given)
 
 
 def test_a_runner_is_told_what_differs_from_the_defaults() -> None:

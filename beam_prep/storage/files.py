@@ -170,7 +170,10 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from None
     if stat.S_ISDIR(found.st_mode):
-        raise InputError(f"{path!r} is a directory: name its files, for instance {os.path.join(path, '*.jsonl')!r}")
+        names = [each for each in glob.glob("*", root_dir=place or path) if source_of(each).endings or ".jsonl" in each]
+        endings = {name.removeprefix(split_name(name)[0]) for name in names} or {".jsonl"}
+        globs = " ".join(repr(os.path.join(path, f"*{ending}")) for ending in sorted(endings))
+        raise InputError(f"{path!r} is a directory: name its files, for instance {globs}")
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path!r} is a pipe or a device, which cannot be read twice: write its data to a file first")
     if not os.access(place or path, os.R_OK):
@@ -366,6 +369,7 @@ def read_file(path: str) -> Any:
     reader = Reader(replace(found, version=""), 0)
     reader.seek(-_END_BYTES, io.SEEK_END)
     reader.read()
+    reader.seek(0)
     return pa.PythonFile(reader, mode="r")
 
 
@@ -398,7 +402,8 @@ def check_writable(folder: str) -> None:
     try:
         os.stat(join(folder, ""))
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(number, os.strerror(number))
     except OSError as error:
         error.filename = folder
         raise of_the_system(error) or error from None

@@ -398,7 +398,7 @@ class Publisher:
         if text is None and Versions(self.output).latest() is not None:
             return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
         if text is None:
-            return f"{self.output} is no output of beam_prep (no {MANIFEST} in it): choose another -o, or remove it"
+            return f"{self.output} is no output of beam_prep (no {MANIFEST} in it): choose another -o"
         if not self.overwrite:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"

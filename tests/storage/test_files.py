@@ -115,3 +115,11 @@ def test_the_path_of_a_manifest_is_neither_a_list_nor_a_glob(tmp_path: Path, mon
     Path("[1].jsonl").unlink()
     with pytest.raises(InputError, match="no such input"):  # and not 1.jsonl
         input_at("[1].jsonl")
+
+
+def test_a_folder_is_told_with_globs_of_the_files_in_it(tmp_path: Path) -> None:
+    for name in ("part-0.json", "part-1.json.gz", "_SUCCESS", ".part-0.json.crc", "README.md"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError) as caught:
+        list_inputs(str(tmp_path))
+    assert str(caught.value).endswith(f"for instance '{tmp_path}/*.json' '{tmp_path}/*.json.gz'")

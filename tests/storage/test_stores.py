@@ -24,7 +24,8 @@ from beam_prep.storage.token_cache import TokenCache
 from beam_prep.transforms.plan import digests, make_run, merge_runs, plan_output, plan_shards, survey, view_block
 from beam_prep.transforms.records import read
 from beam_prep.transforms.shard import CacheBlocks, publish, write
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_of, prepared
+from tests.storage.memory import MemoryStore
 
 WITHOUT = """
 import sys
@@ -144,3 +145,20 @@ def test_the_lease_of_a_reader_ends_with_its_process() -> None:
     ended = subprocess.run([sys.executable, "-c", LEASE], capture_output=True, text=True, cwd=ROOT, check=True)
     assert ended.stdout == "1\nremoved mem://bucket/out/.beam_prep/readers/one\n"
     assert "Traceback" not in ended.stderr  # Beam may warn of what is not installed
+
+
+def test_a_cached_block_in_a_store_is_found_again(store: MemoryStore) -> None:
+    cache, batch = TokenCache("mem://bucket/cache", "recipe"), prepared(config_of("pretrain"), [{"text": "a" * 80}] * 2)
+    receipt = cache.write(batch, Layout().tokens(batch), 100)
+    found = cache.find(cache.digest(batch.origin))
+    assert found is not None
+    assert found.values["lines"] == receipt.values["lines"]
+
+
+def test_a_glob_in_a_store_names_no_hidden_objects(store: MemoryStore) -> None:
+    for name in ("a/x", "a/.x", "a/.b/x", "a/b/x", ".c/x"):
+        store.put(f"mem://bucket/{name}", b"", None, None)
+    named = {"a/*": "a/x", "**": "a/b/x a/x", "a/.*": "a/.x", "**/.*/x": "a/.b/x", ".c/*": ".c/x"}
+    for pattern, names in named.items():
+        found = [each.path.removeprefix("mem://bucket/") for each in objects.match_pattern(f"mem://bucket/{pattern}")]
+        assert (pattern, sorted(found)) == (pattern, names.split())

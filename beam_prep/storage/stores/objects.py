@@ -169,15 +169,16 @@ def listed(prefix: str) -> list[ObjectInfo]:
 
 
 def match_pattern(pattern: str) -> list[ObjectInfo]:
-    """The objects that a path or a glob names (`*` ends at a "/", `**` does not), in order."""
+    """The objects that a path or a glob names (`*` ends at a "/", `**` does not; none is a leading dot), in order."""
     magic = re.search(r"[*?\[]", pattern)
     if magic is None:
         found = find(pattern)
         return [] if found is None else [found]
     from apache_beam.io.filesystem import FileSystem
 
-    wanted = re.compile(FileSystem.translate_pattern(pattern))
-    return [each for each in listed(pattern[: magic.start()]) if wanted.match(each.path)]
+    wanted, first = re.compile(FileSystem.translate_pattern(pattern)), magic.start()
+    named = [each for each in listed(pattern[:first]) if wanted.match(each.path)]
+    return named if "/." in pattern[first:] else [each for each in named if "/." not in each.path[first - 1 :]]
 
 
 class Reader(io.RawIOBase):
