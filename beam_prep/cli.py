@@ -607,7 +607,7 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """What `verify` found out about an output, and the problems."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.dataset import ALL, open_dataset
-    from beam_prep.storage.stores.objects import read_bytes
+    from beam_prep.storage.stores import read_bytes
     from beam_prep.verify import numbers
 
     found: dict[str, Any] = {"output": given.output}

@@ -18,7 +18,7 @@ from beam_prep.pipeline import Pipeline
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import blocks_of, split_file
 from beam_prep.storage.publish import EarlierOutput
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import new_name
 

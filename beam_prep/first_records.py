@@ -33,7 +33,7 @@ from beam_prep.storage.inputs import advice_on, check_heads, first_records
 from beam_prep.storage.output import Staging
 from beam_prep.storage.publish import EarlierOutput
 from beam_prep.storage.shipped import References
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch

@@ -18,8 +18,7 @@ from beam_prep.storage.files import check_writable, join, remove_folder
 from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import OutputTarget, Staging, normalise_path, output_at, put_back
 from beam_prep.storage.publish import earlier_path, same_facts
-from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.versions import Versions, check_name, new_name
 from beam_prep.tokens.batch import IN_FULL
 

@@ -31,7 +31,7 @@ from beam_prep.sample import Part, Sample, opened, sample_of, today
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.testing import records
 from beam_prep.tokens.tokenizer import Tokenizer
 

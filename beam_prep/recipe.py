@@ -31,8 +31,7 @@ from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.output import Staging
 from beam_prep.storage.publish import library_version
 from beam_prep.storage.shipped import References, load_tokenizer, read_references, ship, ship_references
-from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import IN_FULL, Batch, CachePolicy, Check, first_difference

@@ -26,7 +26,7 @@ from beam_prep.storage.files import join
 from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import same_facts
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import read_bytes
 from beam_prep.storage.versions import Versions
 
 _COMPARED = ("ids", "mask", "labels", "weights", "token_value", "value", "text")

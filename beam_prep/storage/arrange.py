@@ -20,7 +20,7 @@ from beam_prep.shards.receipts import Copies, View
 from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, SampleCounts, batches_of
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 
 

@@ -28,11 +28,10 @@ from beam_prep.formats.manifest import (
     dump,
     is_manifest,
 )
+from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, StoreOptions, is_local, shortened
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import Changed, StoreOptions, is_local, read_bytes, shortened
 
 _KEPT = ("token_cache", "tokenizers", "references")
 """Folders that stay after a failed run, for the next launch on the same output."""
@@ -109,7 +108,7 @@ class Staging:
             if is_local(root):
                 names = {path.name for path in Path(root).glob("*/")}
             else:
-                below = [found.path[len(root) + 1 :].partition("/") for found in objects.listed(f"{root}/")]
+                below = [found.path[len(root) + 1 :].partition("/") for found in stores.listed(f"{root}/")]
                 names = {name for name, slash, _ in below if slash}
             for name in names - {*_KEPT, self.launch}:
                 remove_folder(join(root, name))
@@ -390,7 +389,7 @@ class StoredOutput(_Output):
 
     def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
         """The first file that is missing or changed, or None. Stores keep our digests, so no file is read."""
-        found = objects.find_all(join(self.path, file["path"]) for file in files)
+        found = stores.find_all(join(self.path, file["path"]) for file in files)
         for file, here in zip(files, found, strict=True):
             # A copy that another tool made may have lost the digest.
             if here is None or here.size != file["bytes"] or here.sha256 not in (None, file["sha256"]):
@@ -399,7 +398,7 @@ class StoredOutput(_Output):
 
     def is_empty(self) -> bool:
         # A claim file means that a job of beam_prep did not finish.
-        return self.claims.holder() is not None or not objects.listed(f"{self.path}/")
+        return self.claims.holder() is not None or not stores.listed(f"{self.path}/")
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
         self.check_claim()
@@ -414,8 +413,8 @@ class StoredOutput(_Output):
 
     def _remove_manifest(self, text: bytes) -> None:
         """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed."""
-        objects.put(join(self.staging.home, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
-        objects.delete([join(self.path, MANIFEST)])
+        stores.put(join(self.staging.home, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
+        stores.delete([join(self.path, MANIFEST)])
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
@@ -430,16 +429,16 @@ class StoredOutput(_Output):
         Returns:
             False if a file is not as the earlier manifest lists it: a new shard may already have replaced it.
         """
-        found = objects.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
+        found = stores.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
         for (file, name), here in zip(earlier.files, found, strict=True):
             if here is None or (here.size, here.sha256) != (file.bytes, file.sha256):
                 return False
             target = join(self.path, name)
-            there = here if here.path == target else objects.find(target)
+            there = here if here.path == target else stores.find(target)
             if there is not None and (there.size, there.sha256) == (file.bytes, file.sha256):
                 continue
             try:
-                objects.copy(here, target, file.sha256)
+                stores.copy(here, target, file.sha256)
             except (Changed, FileNotFoundError):
                 return False
         return True
@@ -460,14 +459,14 @@ class StoredOutput(_Output):
         """
         written = files.written()
         targets = [join(folder, file.path) for file in written]
-        before = objects.find_all(targets)
+        before = stores.find_all(targets)
         if folder == self.path:
             self.check_claim()
         for file, target, found in zip(written, targets, before, strict=True):
             if found is None or (found.size, found.sha256) != (file.bytes, file.sha256):
                 version = None if found is None else found.version
                 try:
-                    objects.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
+                    stores.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
                 except Changed:
                     raise LockedError(f"{target} was written by another job meanwhile") from None
 
@@ -490,30 +489,30 @@ class StoredOutput(_Output):
         self.write_run(run, page)
         self.claims.check()
         try:  # conditional: a job that was suspended after the check must not replace another job's manifest
-            objects.put(join(self.path, MANIFEST), text, None)
+            stores.put(join(self.path, MANIFEST), text, None)
         except Changed:
             if self.manifest() != text:  # if equal, only the answer to the write was lost
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}
-        for found in objects.listed(join(self.staging.home, "replaced-")):
+        for found in stores.listed(join(self.staging.home, "replaced-")):
             text = _read(found.path)
             if text is not None and is_manifest(text):
                 removed = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
-                objects.delete(join(self.path, name) for name in removed)
-            objects.delete([found.path])
+                stores.delete(join(self.path, name) for name in removed)
+            stores.delete([found.path])
         if _read(join(self.failed, FAILURE)) is not None:  # left by an earlier run; this run succeeded
             self._remove_failed()
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         self._remove_failed()
         self._copy_rejects([file.path for file in rejects], self.failed)
-        objects.put(join(self.failed, FAILURE), report)
+        stores.put(join(self.failed, FAILURE), report)
 
     def _remove_failed(self) -> None:
-        objects.delete([join(self.failed, FAILURE)])
-        objects.delete(found.path for found in objects.listed(f"{self.failed}/rejects/"))
+        stores.delete([join(self.failed, FAILURE)])
+        stores.delete(found.path for found in stores.listed(f"{self.failed}/rejects/"))
 
     def _copy_rejects(self, names: Sequence[str], folder: str) -> None:
         for name in names:

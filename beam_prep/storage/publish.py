@@ -60,8 +60,7 @@ from beam_prep.storage.output import (
     output_at,
     reuse,
 )
-from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
 from beam_prep.tokens.tokenizer import Tokenizer

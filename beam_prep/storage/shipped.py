@@ -22,11 +22,10 @@ from beam_prep.formats.cached_block import Sealed, seal_batches
 from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in
+from beam_prep.storage import stores
 from beam_prep.storage.files import join, list_inputs, read_file, write_file
 from beam_prep.storage.inputs import BLOCK_BYTES, read_split
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, T, is_local, with_retries
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import StoreOptions, StoreUnavailable, T, is_local, read_bytes, with_retries
 from beam_prep.tokens import resolver
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -65,7 +64,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if is_local(given):
         return Tokenizer.load(given)
     base = given.rstrip("/") + "/"
-    names = [each.path[len(base) :] for each in objects.listed(base)]
+    names = [each.path[len(base) :] for each in stores.listed(base)]
     names = [name for name in names if name.rpartition("/")[0] in ("", resolver.BELOW)]
     names = [name for name in names if name and Path(name).suffix not in resolver.WEIGHTS]
     if not names:

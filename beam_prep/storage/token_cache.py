@@ -30,9 +30,9 @@ from beam_prep.formats.cached_block import (
 )
 from beam_prep.hints import counted
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
+from beam_prep.storage import stores
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreOptions, is_local
+from beam_prep.storage.stores import CONNECTIONS, ObjectInfo, StoreOptions, is_local
 from beam_prep.tokens.batch import Batch, CachePolicy
 
 AT_ONCE = CONNECTIONS
@@ -104,7 +104,7 @@ class TokenCache:
     def has_other(self, digest: str) -> bool:
         """True if a block of these bytes was made with another recipe."""
         start = self._path(self.name(digest), "").rpartition("-")[0]
-        return bool(glob.glob(f"{glob.escape(start)}-*") if is_local(start) else objects.listed(f"{start}-"))
+        return bool(glob.glob(f"{glob.escape(start)}-*") if is_local(start) else stores.listed(f"{start}-"))
 
     def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
         """Writes a block's files, its rows last. For the arguments see `encode_block`."""
@@ -120,7 +120,7 @@ class TokenCache:
             with suppress(OSError):  # the file of another user; or it is gone, then the next read fails
                 os.utime(self._path(name, ROWS))
         elif self.kept:  # an object's time changes only by a write, so an empty object marks the use
-            objects.put(self._path(name, _USED), b"")
+            stores.put(self._path(name, _USED), b"")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. It removes the block if this is the `last` use, and the slice is the whole block.

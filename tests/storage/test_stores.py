@@ -15,11 +15,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.output_claim import is_within
 from beam_prep.shards.layout import Layout
+from beam_prep.storage import stores
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.publish import Publisher
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions
+from beam_prep.storage.stores import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.transforms.plan import digests, make_run, merge_runs, plan_output, plan_shards, survey, view_block
 from beam_prep.transforms.records import read
@@ -51,7 +51,7 @@ def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extr
 
 def test_other_schemes_are_named() -> None:
     with pytest.raises(ConfigError, match="hdfs:// is not a known store: wanted gs:// or s3://"):
-        objects.find("hdfs://host/x")
+        stores.find("hdfs://host/x")
 
 
 def test_the_path_of_an_output_is_written_in_one_way() -> None:
@@ -125,7 +125,7 @@ def test_so_does_every_function(step: Any) -> None:
 
 LEASE = """
 from beam_prep.readers.shards import ReaderLease
-from beam_prep.storage.stores import objects
+from beam_prep.storage import stores
 from tests.storage.memory import MemoryStore
 
 class Store(MemoryStore):
@@ -134,7 +134,7 @@ class Store(MemoryStore):
         print("removed", path.rpartition("/")[0])
 
 store = Store()
-objects.CLIENTS["mem"] = (lambda options: store, "")
+stores.CLIENTS["mem"] = (lambda options: store, "")
 lease = ReaderLease("mem://bucket/out/one")
 print(len(list(store.listed("mem://bucket/out/.beam_prep/readers/one/"))))
 """
