@@ -37,27 +37,10 @@ from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import IN_FULL, Batch, CachePolicy, Check, first_difference
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
+from beam_prep.transforms import steps
 from beam_prep.transforms.records import ByGroup
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.steps import (
-    AdaptRecords,
-    ApplyTemplate,
-    BlockStep,
-    BuildMask,
-    CountBadAnswers,
-    Decontaminate,
-    FilterByChars,
-    FromRollouts,
-    FromTokens,
-    InDomain,
-    KeepFields,
-    KeyRecords,
-    Labels,
-    Shift,
-    SplitPrompt,
-    Tokenize,
-    Truncate,
-)
+from beam_prep.transforms.steps import BlockStep
 
 GROUP_FILES = "group_files"
 """The fact with the number of input files of each of `input.groups`, in order."""
@@ -181,32 +164,32 @@ def mask_steps(
     """The steps from records to ids and masks, before truncation. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
-    domain = [] if given.domain is None else [InDomain(given.domain)]
-    steps = key_steps(config)
+    domain = [] if given.domain is None else [steps.InDomain(given.domain)]
+    made = key_steps(config)
     if (use := config.field_use).answers:
-        steps.append(CountBadAnswers(use))
+        made.append(steps.CountBadAnswers(use))
     if config.output.keep_fields:
-        steps.append(KeepFields(config.output.keep_fields))
+        made.append(steps.KeepFields(config.output.keep_fields))
     compared: list[BlockStep] = []
     if (rule := preprocessing.decontaminate) is not None:
         source = references or read_references(rule.against, rule.field, rule.ngram).index
-        compared.append(Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
+        compared.append(steps.Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
     if given.rollouts is not None:
-        return [*steps, *compared, FromRollouts(given.rollouts.fields, tokenizer, domain_key), *domain]
+        return [*made, *compared, steps.FromRollouts(given.rollouts.fields, tokenizer, domain_key), *domain]
     outputs = outputs_of(config)
     if given.tokenized:
-        return [*steps, *compared, FromTokens(outputs[0], tokenizer, domain_key), *domain]
+        return [*made, *compared, steps.FromTokens(outputs[0], tokenizer, domain_key), *domain]
     if given.adapter is not None:
-        steps.append(AdaptRecords(given.adapter.build()))
+        made.append(steps.AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
-        steps.append(FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
-    steps += compared
+        made.append(steps.FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
+    made += compared
     conversations = COMPARED if check == "sample" else 0 if check is None else None
     return [
-        *steps,
-        ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), conversations),
-        Tokenize(tokenizer, backend, check == "sample"),
-        BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
+        *made,
+        steps.ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), conversations),
+        steps.Tokenize(tokenizer, backend, check == "sample"),
+        steps.BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
         *domain,
     ]
 
@@ -217,7 +200,9 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     if output.splits is None and rule is None:
         return []
     by, normalize = ([], "none") if rule is None else (rule.by or sorted(config.field_use.tokens), rule.normalize)
-    return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
+    return [
+        steps.KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)
+    ]
 
 
 def compose(config: PipelineConfig, inputs: Iterable[InputFile] | None = None) -> Compose:
@@ -252,14 +237,14 @@ _BUCKET_BYTES = 1 << 30
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     """The steps from ids and masks to the rows of a block."""
     preprocessing = config.preprocessing
-    steps: list[BlockStep] = []
+    made: list[BlockStep] = []
     if preprocessing.truncation_mode != "chunk":  # `Layout.chunking` cuts chunks when a shard is written
-        steps.append(Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
+        made.append(steps.Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
     if config.output.columns == "prompt_completion":
-        steps.append(SplitPrompt(preprocessing.rows_without_loss))
+        made.append(steps.SplitPrompt(preprocessing.rows_without_loss))
     if config.output.columns == "labels":
-        steps.append(Shift() if preprocessing.shift else Labels())
-    return steps
+        made.append(steps.Shift() if preprocessing.shift else steps.Labels())
+    return made
 
 
 def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
@@ -319,8 +304,8 @@ def text_steps(
 ) -> tuple[Callable[[Any], Any], ...]:
     """The functions of `chain` that make texts of records, without a comparison with the reference, and without
     `decontaminate`: what it leaves out stays in. For the arguments see `chain`."""
-    steps = mask_steps(config, tokenizer, references=references)
-    return tuple(step.step() for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate))
+    made = mask_steps(config, tokenizer, references=references)
+    return tuple(step.step() for step in made if step.gives is not Batch and not isinstance(step, steps.Decontaminate))
 
 
 def check_in_full(

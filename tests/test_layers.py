@@ -18,7 +18,7 @@ ROOMS = [
     *("options", "progress", "formats", "verify", "testing", "config"),
     *("storage", "output_claim", "runners", "readers", "inspect", "transforms", "recipe"),
     *("sample", "preview", "audit", "starter", "beam_yaml", "first_records", "pipeline"),
-    *("dry_run", "replay", "__init__", "cli"),
+    *("replay", "__init__", "cli"),
 ]
 DATA = ["data", "reading", "tokens", "shards", "chat.template", "chat"]
 ALONE = ["_version", "errors", "hints", "process"]

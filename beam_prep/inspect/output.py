@@ -28,9 +28,8 @@ from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.hints import VISIBLE, counted, listed
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, Screen, draw, rendered
-from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, beginning, percent
+from beam_prep.inspect.row import InputLines, LeftOut, RowKind, ShownRow, beginning, percent, source_lines
 from beam_prep.readers.dataset import ALL, Dataset, open_dataset
-from beam_prep.readers.source import InputLines, source_lines
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import place_at, place_in

@@ -28,20 +28,9 @@ from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.storage.shipped import read_references
+from beam_prep.tokens import rows
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch, in_domain
-from beam_prep.tokens.rows import (
-    MaskPolicy,
-    Padding,
-    RoleMask,
-    RowsWithoutLoss,
-    TruncationMode,
-    build_mask,
-    pad,
-    split_prompt,
-    to_labels,
-    truncate,
-)
 from beam_prep.tokens.tokenize import from_rollouts, from_tokens, tokenize_with
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -511,11 +500,11 @@ class BuildMask(BlockStep):
     'Yes.<|im_end|>'
     """
 
-    policy: Mapping[str, RoleRule] | MaskPolicy
+    policy: Mapping[str, RoleRule] | rows.MaskPolicy
     default: DefaultRule = "mask"
     options: MaskOptions | None = None
 
-    work, gives = build_mask, Batch
+    work, gives = rows.build_mask, Batch
 
     def check(self) -> None:
         if isinstance(self.policy, Mapping):
@@ -524,7 +513,7 @@ class BuildMask(BlockStep):
                 raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
             if self.default not in get_args(DefaultRule):
                 raise ValueError(f"default is {self.default!r}, wanted one of {', '.join(get_args(DefaultRule))}")
-            self.policy = RoleMask(dict(self.policy), self.default, self.options)
+            self.policy = rows.RoleMask(dict(self.policy), self.default, self.options)
 
     def settings(self) -> dict[str, Any]:
         return {"policy": self.policy}
@@ -547,10 +536,10 @@ class Truncate(BlockStep):
     """
 
     max_seq_len: int
-    mode: TruncationMode = "keep_start"
+    mode: rows.TruncationMode = "keep_start"
     eos_id: int | Tokenizer | None = None
 
-    work, gives = truncate, Batch
+    work, gives = rows.truncate, Batch
 
     def check(self) -> None:
         if self.max_seq_len < 1:
@@ -583,9 +572,9 @@ class SplitPrompt(BlockStep):
     {'chosen_ids': 'Far.', 'rejected_ids': 'No.', 'prompt_ids': 'How far? '}
     """
 
-    rows_without_loss: RowsWithoutLoss = "drop"
+    rows_without_loss: rows.RowsWithoutLoss = "drop"
 
-    work, gives = split_prompt, Batch
+    work, gives = rows.split_prompt, Batch
 
 
 class Labels(BlockStep):
@@ -598,7 +587,7 @@ class Labels(BlockStep):
     [{'input_ids': [7, 8, 9], 'labels': [-100, 8, 9]}]
     """
 
-    work, gives = partial(to_labels, shift=False), Batch
+    work, gives = partial(rows.to_labels, shift=False), Batch
 
 
 class Shift(BlockStep):
@@ -614,7 +603,7 @@ class Shift(BlockStep):
     [{'input_ids': [7, 8], 'labels': [8, 9]}]
     """
 
-    work, gives = partial(to_labels, shift=True), Batch
+    work, gives = partial(rows.to_labels, shift=True), Batch
 
 
 class Pad(BlockStep):
@@ -632,10 +621,10 @@ class Pad(BlockStep):
     multiple: int
     pad_id: int
 
-    work, gives = pad, Batch
+    work, gives = rows.pad, Batch
 
     def check(self) -> None:
-        Padding(self.multiple, self.pad_id)  # it checks them
+        rows.Padding(self.multiple, self.pad_id)  # it checks them
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -21,9 +21,19 @@ from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.transforms.plan import digests, make_run, merge_runs, plan_output, plan_shards, survey, view_block
 from beam_prep.transforms.records import read
-from beam_prep.transforms.shard import CacheBlocks, publish, write
+from beam_prep.transforms.shard import (
+    CacheBlocks,
+    digests,
+    make_run,
+    merge_runs,
+    plan_output,
+    plan_shards,
+    publish,
+    survey,
+    view_block,
+    write,
+)
 from tests.conftest import ROOT
 
 WITHOUT = """
