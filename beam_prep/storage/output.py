@@ -46,7 +46,7 @@ class Staging:
         home: like `root`, but always next to the output, whatever `--staging` is: all launches on the output find the
             same claim there, and a directory that was built there can take the output's place.
         launch: the id of this launch.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
     """
 
     root: str

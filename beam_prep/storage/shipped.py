@@ -30,13 +30,12 @@ from beam_prep.tokens import resolver
 from beam_prep.tokens.tokenizer import Tokenizer
 
 
-def _read(read: Callable[[str], T], path: str, options: StoreOptions, what: str) -> T:
+def _read(read: Callable[[str], T], path: str, what: str) -> T:
     """Reads a file that the launcher has written. A shared folder may show it late, so a missing file is tried again.
 
     Raises:
         StorageError: the file did not appear in time, or is damaged; `what` names it.
     """
-    options.activate()
 
     def reading() -> T:
         try:
@@ -86,7 +85,7 @@ class TokenizerFolder:
     Attributes:
         path: the folder.
         names: its files.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
     """
 
     path: str
@@ -97,14 +96,14 @@ class TokenizerFolder:
         return self.path
 
     def fetch(self) -> dict[str, bytes]:
-        """The files, read with the store options of the launcher.
+        """The files.
 
         Raises:
             TokenizerError: the files cannot be read.
         """
         what = f"the tokenizer's folder {self.path}"
         try:
-            return {name: _read(read_bytes, join(self.path, name), self.options, what) for name in self.names}
+            return {name: _read(read_bytes, join(self.path, name), what) for name in self.names}
         except StorageError as error:
             raise TokenizerError(str(error)) from None
 
@@ -229,7 +228,7 @@ class IndexFile:
 
     Attributes:
         path: the file.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
     """
 
     path: str
@@ -247,7 +246,7 @@ class IndexFile:
 @functools.lru_cache(maxsize=2)
 def _loaded(file: IndexFile) -> Index:
     what = f"the evaluation data of preprocessing.decontaminate, {file.path},"
-    return _read(_index_in, file.path, file.options, what)
+    return _read(_index_in, file.path, what)
 
 
 def _index_in(path: str) -> Index:

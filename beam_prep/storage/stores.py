@@ -40,8 +40,7 @@ def options_here() -> "PipelineOptions | None":
 class StoreOptions:
     """Beam's options for stores. Beam does not send them to the workers of a pool or of the local runner.
 
-    Unpickling does not activate them. Code that uses a store on a worker calls `activate` first, for instance in the
-    `setup` of a DoFn, or in `TokenizerFolder.fetch`.
+    So what uses a store on a worker has these among its attributes: unpickling activates them.
     """
 
     given: tuple[tuple[str, Any], ...] = ()
@@ -60,6 +59,10 @@ class StoreOptions:
         )
         mine = {name: google[name] for name in ("project", "impersonate_service_account") if name in google}
         return cls(tuple(sorted({**mine, **s3}.items())))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.activate()
 
     def activate(self) -> None:
         """Makes these the options of this process, for Beam's FileSystems, too.

@@ -39,7 +39,7 @@ class TokenCache:
     Attributes:
         folder: the folder.
         recipe: digest of config, tokenizer and versions: everything besides its bytes that a block depends on.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
         single_use: only this run uses the folder, on a local disk. A block is removed as soon as all its rows are in a
             shard. Then the job needs less disk, and pages that are still in memory are never written to the disk.
         trust: which blocks of earlier runs are reused.

@@ -23,8 +23,6 @@ from beam_prep.transforms.steps import BlockStep, timed
 
 def read(split: Split, block_bytes: int, token_cache: TokenCache | None, max_line_bytes: int) -> Iterable[Records]:
     """A split -> its blocks: see `read_split`. They note how long they took."""
-    if token_cache is not None:
-        token_cache.options.activate()
     started = time.perf_counter()
     for block in read_split(split, block_bytes, token_cache, max_line_bytes):
         block.spent("ReadJSONL", time.perf_counter() - started)

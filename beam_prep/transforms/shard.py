@@ -63,7 +63,6 @@ class Digests(Aligned):
 
 def digests(receipt: BlockReceipt, token_cache: TokenCache) -> Iterable[Digests]:
     """A block -> the digests of its records."""
-    token_cache.options.activate()
     if not receipt.kept:
         return
     (row_index,) = token_cache.row_indexes([receipt["name"]])
@@ -116,7 +115,6 @@ def view_block(
     splits: Splits | None,
 ) -> BlockReceipt:
     """A receipt, or (block, its receipt and copies) -> the receipt for the plan."""
-    token_cache.options.activate()
     if isinstance(element, BlockReceipt):
         receipt, copies = element, Copies()
     else:
@@ -193,7 +191,6 @@ def plan_output(
     With a shuffle, the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of runs `groups`.
     """
     token_cache, scratch, compose = arranger.token_cache, arranger.scratch, arranger.compose
-    token_cache.options.activate()
     report(progress, plans=1)
     blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
     receipts = Receipts(blobs, lengths_by_block=max_items is not None)
@@ -223,14 +220,12 @@ def plan_output(
 
 def survey(group: RunGroup, arranger: Arranger) -> Iterable[SampleCounts]:
     """The blocks of a run -> number of tokens for each sample key, if there is a mix."""
-    arranger.token_cache.options.activate()
     if group.runs.parts.wanted:
         yield arranger.survey(group)
 
 
 def make_run(group: RunGroup, counts: SampleCounts, arranger: Arranger) -> RunCounts:
     """The blocks of a run -> a file with their rows, sorted; returns its counts."""
-    arranger.token_cache.options.activate()
     return arranger.write_run(group, counts.limits(group.runs.parts))
 
 
@@ -245,7 +240,6 @@ def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int
 
 def merge_runs(task: tuple[Runs, int, int], arranger: Arranger) -> int:
     """Merges a wide range of keys of some runs."""
-    arranger.token_cache.options.activate()
     arranger.merge_runs(*task)
     return 1
 
@@ -254,7 +248,6 @@ def plan_shards(
     plan: Plan, samples: SampleCounts, counts: RunCounts, merged: int, arranger: Arranger, publisher: Publisher
 ) -> Iterable[Any]:
     """The plan -> the shards to write, and (tagged `plan`) the plan with these shards, for `publish`."""
-    arranger.token_cache.options.activate()
     runs = plan.runs
     assert runs is not None
     tasks = sum(1 for _ in runs.tasks())
@@ -309,7 +302,6 @@ class CacheBlocks(beam.DoFn):
     progress: str | None = None
 
     def setup(self) -> None:
-        self.token_cache.options.activate()
         self._checked = float("-inf")
 
     def process(self, batch: Batch) -> Iterable[BlockReceipt]:
@@ -352,7 +344,6 @@ def write(
     work: KeyedShard | RejectsPlan, arranger: Arranger, publisher: Publisher, progress: str | None
 ) -> WrittenShard | WrittenFile:
     """Writes one shard in every format, or one file of rejects."""
-    arranger.token_cache.options.activate()
     if not isinstance(work, KeyedShard):
         return write_rejects(work, arranger.token_cache, publisher.target)
     started = time.perf_counter()
@@ -365,7 +356,6 @@ def publish(written: list[WrittenShard | WrittenFile], plan: Plan, publisher: Pu
     """Publishes the complete output with its manifest, or fails and leaves only the rejects. Returns its path."""
     from beam_prep.inspect.output import report_page  # only one worker needs it, at the end
 
-    publisher.staging.options.activate()
     shards = [shard for shard in written if isinstance(shard, WrittenShard)]
     files = [file for file in written if isinstance(file, WrittenFile)]
     return publisher.publish(plan, shards, files, report_page)
