@@ -1,6 +1,5 @@
 """The output that a launch writes, on a disk or in a store: its files, its claim, and its publication."""
 
-import contextlib
 import ctypes
 import errno
 import glob
@@ -135,34 +134,16 @@ class Damaged(Exception):
     """A file of the earlier output is not what its manifest says."""
 
 
-def _unfinished_file(folder: str) -> str:
-    """A new path in a folder, which is made if it is missing.
-
-    The output's folder is published as it is, so it must hold no incomplete file: a killed attempt may leave one.
-    """
-    os.makedirs(folder, exist_ok=True)
-    return os.path.join(folder, uuid.uuid4().hex)
-
-
 class HashedFile:
-    """A file that is hashed while it is written.
+    """A file that is hashed while it is written."""
 
-    Args:
-        path: its path after `close`.
-        unfinished: the folder of the file before `close`, on the same disk.
-    """
-
-    def __init__(self, path: str, unfinished: str) -> None:
-        self.path = path
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._made = _unfinished_file(unfinished)
-        self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
-        self._digest = hashlib.sha256()
-        self._size = 0
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115  (closed in `close`)
+        self._digest, self._size = hashlib.sha256(), 0
 
     def write(self, data: Any) -> int:
         """Writes bytes; returns how many."""
-        with naming(self.path):
+        with naming(self._file.name):
             self._digest.update(data)
             self._file.write(data)
         size = memoryview(data).nbytes
@@ -170,24 +151,29 @@ class HashedFile:
         return size
 
     def close(self) -> None:
-        with naming(self.path):
+        with naming(self._file.name):
             self._file.close()
-        os.replace(self._made, self.path)
 
     def written(self, name: str) -> WrittenFile:
         return WrittenFile(name, self._size, self._digest.hexdigest())
 
 
 class HashedFiles:
-    """Files that are written at the same time below one local folder. For `unfinished` see `HashedFile`."""
+    """Files that are written at the same time below one local folder."""
 
-    def __init__(self, folder: str, unfinished: str) -> None:
-        self.folder, self.unfinished = folder, unfinished
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self._files: dict[str, HashedFile] = {}
+
+    def path(self, name: str) -> str:
+        """Where a file is; its folder is made if it is missing."""
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
 
     def open(self, name: str) -> BinaryIO:
         """Opens a new file; `name`: its path in the folder."""
-        self._files[name] = HashedFile(os.path.join(self.folder, name), self.unfinished)
+        self._files[name] = HashedFile(self.path(name))
         return self._files[name]  # type: ignore[return-value]
 
     def write(self, name: str, data: bytes) -> None:
@@ -202,10 +188,12 @@ class HashedFiles:
 
 
 @contextmanager
-def temporary_files() -> Iterator[HashedFiles]:
-    """Files in a temporary folder, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
-        yield HashedFiles(folder, folder)
+def temporary_files(within: str | None = None) -> Iterator[HashedFiles]:
+    """Files in a temporary folder, which is removed at the end. `within`: the folder where it is made."""
+    if within is not None:
+        os.makedirs(within, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="beam_prep-", dir=within) as folder:
+        yield HashedFiles(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,42 +278,38 @@ class LocalOutput(_Output):
         """
         self.check_claim()
 
-    @property
-    def _files(self) -> HashedFiles:
-        return HashedFiles(self.staging.beside_output("output"), self.staging.beside_output("unfinished"))
-
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
-        """Opens new files of a shard. They are kept if the context ends without an error."""
+        """Opens new files of a shard. They are kept if the context ends without an error.
+
+        The folder `output` is published as it is, so it must hold no incomplete file, which a killed attempt may leave.
+        """
         self.check_claim()
-        yield self._files
+        with temporary_files(self.staging.beside_output("unfinished")) as files:
+            yield files
+            made = HashedFiles(self.staging.beside_output("output"))
+            for folder, _, names in os.walk(files.folder):
+                for path in (os.path.join(folder, name) for name in names):
+                    os.replace(path, made.path(os.path.relpath(path, files.folder)))
 
     rejects = files
     """Like `files`, for files of rejects. A failed run keeps these, too."""
 
-    def takes(self, earlier: EarlierShard) -> bool:
+    def takes(self, earlier: EarlierShard, files: HashedFiles) -> bool:
         """Links the files of an earlier shard. False if a link cannot be made, for instance to another disk.
 
         Raises:
             Damaged: a file's bytes are not what the earlier manifest lists.
         """
-        files = self._files
         for file, name in earlier.files:
-            target = os.path.join(files.folder, name)
-            linked = _unfinished_file(files.unfinished)
+            linked = files.path(name)
             try:
-                os.makedirs(os.path.dirname(target), exist_ok=True)
                 os.link(os.path.join(earlier.folder, file.path), linked)
             except FileNotFoundError:
                 raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
             except OSError:
                 return False
-            try:
-                _check(linked, file)  # checks the link, as the other path may have been replaced since
-                os.replace(linked, target)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(linked)  # it is left by an error, or by a rename onto itself, which does nothing
+            _check(linked, file)  # checks the link, as the other path may have been replaced since
         return True
 
     def publish(
@@ -339,14 +323,11 @@ class LocalOutput(_Output):
             run: the content of `run.json`.
             page: the content of `report.html`.
         """
-        self.check_claim()
-        files = self._files
-        for name, data in others.items():
-            files.write(name, data)
-        files.write(REPORT, page)
-        files.write(RUN, dump({**run, "launch": self.staging.launch}))
-        files.write(MANIFEST, text)
-        self._replace(files.folder, self.path)
+        with self.files() as files:
+            run_text = dump({**run, "launch": self.staging.launch})
+            for name, data in {**others, REPORT: page, RUN: run_text, MANIFEST: text}.items():
+                files.write(name, data)
+        self._replace(self.staging.beside_output("output"), self.path)
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         """Removes files of the replaced output that the new output does not have, and the report of a failed run."""
@@ -423,7 +404,7 @@ class StoredOutput(_Output):
             yield files
             self.upload(files, self.path)
 
-    def takes(self, earlier: EarlierShard) -> bool:
+    def takes(self, earlier: EarlierShard, files: HashedFiles) -> bool:
         """Copies the files of an earlier shard, on the server. No file is read: the store keeps our digests.
 
         Returns:
@@ -552,7 +533,7 @@ def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
         Damaged: the files have changed since they were written.
     """
     with output.files() as files:
-        if not output.takes(earlier):
+        if not output.takes(earlier, files):
             return None
         for name, content in earlier.described.items():
             files.write(name, content)
