@@ -36,8 +36,6 @@ class BeamPrepError(Exception):
 class ConfigError(BeamPrepError, ValueError):
     """The config is wrong; the message lists every problem with its place in the config."""
 
-    exit_code = 2
-
 
 class InputError(BeamPrepError):
     """An input cannot be read: it is missing, a directory, damaged, or it changed during the run."""
@@ -47,8 +45,6 @@ class InputError(BeamPrepError):
 
 class TokenizerError(BeamPrepError):
     """The tokenizer cannot be loaded or used."""
-
-    exit_code = 2
 
 
 class OutputError(BeamPrepError):

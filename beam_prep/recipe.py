@@ -38,9 +38,8 @@ from beam_prep.tokens.batch import IN_FULL, Batch, CachePolicy, Check, first_dif
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms import steps
-from beam_prep.transforms.records import ByGroup
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.steps import BlockStep
+from beam_prep.transforms.steps import BlockStep, ByGroup
 
 GROUP_FILES = "group_files"
 """The fact with the number of input files of each of `input.groups`, in order."""

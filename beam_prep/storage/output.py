@@ -16,17 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.errors import LockedError, OutputError
-from beam_prep.formats.manifest import (
-    FAILURE,
-    MANIFEST,
-    REPORT,
-    RUN,
-    UNLISTED,
-    ShardReceipt,
-    WrittenFile,
-    dump,
-    is_manifest,
-)
+from beam_prep.formats import manifest as manifests
+from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile
 from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
@@ -246,7 +237,7 @@ class _Output:
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
         """Replaces only `run.json` and `report.html`, if a run made the same output again."""
         write_file(join(self.path, REPORT), page)
-        write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
+        write_file(join(self.path, RUN), manifests.dump({**run, "launch": self.staging.launch}))
 
 
 class LocalOutput(_Output):
@@ -324,7 +315,7 @@ class LocalOutput(_Output):
             page: the content of `report.html`.
         """
         with self.files() as files:
-            run_text = dump({**run, "launch": self.staging.launch})
+            run_text = manifests.dump({**run, "launch": self.staging.launch})
             for name, data in {**others, REPORT: page, RUN: run_text, MANIFEST: text}.items():
                 files.write(name, data)
         self._replace(self.staging.beside_output("output"), self.path)
@@ -386,9 +377,9 @@ class StoredOutput(_Output):
         text = self.manifest()
         if text is None:
             return
-        if is_manifest(text) and (is_ours(json.loads(text)) or self.is_published()):
+        if manifests.is_manifest(text) and (is_ours(json.loads(text)) or self.is_published()):
             return  # the same job gives the same bytes; or this step runs again after the last one
-        if not overwrite or not is_manifest(text):
+        if not overwrite or not manifests.is_manifest(text):
             raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
         self._remove_manifest(text)
 
@@ -479,7 +470,7 @@ class StoredOutput(_Output):
         mine = {file["path"] for file in listed_files(manifest)}
         for found in stores.listed(join(self.staging.home, "replaced-")):
             text = _read(found.path)
-            if text is not None and is_manifest(text):
+            if text is not None and manifests.is_manifest(text):
                 removed = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
                 stores.delete(join(self.path, name) for name in removed)
             stores.delete([found.path])
@@ -560,7 +551,9 @@ def foreign_within(folder: str, manifest: bytes) -> str | None:
 
 def output_around(folder: str) -> str | None:
     """The local output in whose folder another one would lie; or None."""
-    return next((str(each) for each in Path(folder).parents if is_manifest(_read(str(each / MANIFEST)))), None)
+    return next(
+        (str(each) for each in Path(folder).parents if manifests.is_manifest(_read(str(each / MANIFEST)))), None
+    )
 
 
 def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -24,42 +24,19 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError, FormatError, OutputError, RunError
 from beam_prep.formats import FORMATS, FilesOfShard
-from beam_prep.formats.manifest import (
-    FAILURE,
-    MANIFEST,
-    SLICES,
-    TOKENIZER,
-    ShardReceipt,
-    WrittenFile,
-    build_manifest,
-    count_tokens,
-    dump,
-    folder_of_shard,
-    is_manifest,
-    load,
-    no_manifest,
-    receipts_of,
-)
+from beam_prep.formats import manifest as manifests
+from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, ShardReceipt, WrittenFile
 from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
+from beam_prep.storage import output as outputs
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.files import join
-from beam_prep.storage.output import (
-    Damaged,
-    EarlierShard,
-    OutputTarget,
-    Staging,
-    failed_at,
-    foreign_within,
-    output_around,
-    output_at,
-    reuse,
-)
+from beam_prep.storage.output import Damaged, EarlierShard, OutputTarget, Staging
 from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
@@ -169,7 +146,7 @@ def slices_text(shards: Sequence[WrittenShard], manifest: bytes) -> bytes:
         shards: all shards, in the order of the manifest.
         manifest: the text of the manifest.
     """
-    return dump({"manifest": hashlib.sha256(manifest).hexdigest(), "keys": [shard.key for shard in shards]})
+    return manifests.dump({"manifest": hashlib.sha256(manifest).hexdigest(), "keys": [shard.key for shard in shards]})
 
 
 class EarlierOutput:
@@ -188,9 +165,9 @@ class EarlierOutput:
             return
         try:
             text = read_bytes(join(path, MANIFEST))
-            self.manifest = load(text, join(path, MANIFEST))
+            self.manifest = manifests.load(text, join(path, MANIFEST))
             found = json.loads(read_bytes(join(path, SLICES)))
-            receipts = receipts_of(self.manifest)
+            receipts = manifests.receipts_of(self.manifest)
             if found["manifest"] == hashlib.sha256(text).hexdigest() and len(found["keys"]) == len(receipts):
                 self._by_key = dict(zip(found["keys"], receipts, strict=True))
                 self._shards = Counter(receipt.part for receipt in receipts)
@@ -215,7 +192,7 @@ class EarlierOutput:
         after = files_named(formats, columns, plan.shard, plan.shards)
         if before is None or after is None:
             return None
-        folder = folder_of_shard(self.manifest, receipt.domain, receipt.split)
+        folder = manifests.folder_of_shard(self.manifest, receipt.domain, receipt.split)
         written = {file.path: file for file in receipt.files}
         old = [written.get(f"{folder}/{name}") for name, content in before.items() if content is None]
         new = [f"{plan.folder}/{name}" for name, content in after.items() if content is None]
@@ -381,19 +358,19 @@ class Publisher:
     @property
     def target(self) -> OutputTarget:
         """The output on a disk or in a store."""
-        return output_at(self.output, self.staging, failed_at(self.root))
+        return outputs.output_at(self.output, self.staging, outputs.failed_at(self.root))
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
         if self.keep_versions is not None and (problem := Versions(self.root).problem(self.output.rpartition("/")[2])):
             return problem
-        if is_local(self.output) and (around := output_around(self.output)):
+        if is_local(self.output) and (around := outputs.output_around(self.output)):
             return f"{self.output} would lie in {around}, which is an output: choose another -o"
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
-        if text is not None and not is_manifest(text):
-            return no_manifest(join(self.output, MANIFEST))
+        if text is not None and not manifests.is_manifest(text):
+            return manifests.no_manifest(join(self.output, MANIFEST))
         if text is None and Versions(self.output).latest() is not None:
             return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
         if text is None:
@@ -402,7 +379,7 @@ class Publisher:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
-        if is_local(self.output) and (foreign := foreign_within(self.output, text)):
+        if is_local(self.output) and (foreign := outputs.foreign_within(self.output, text)):
             return f"{self.output} would be replaced with all that lies in it, and {foreign}: move it"
         return None
 
@@ -453,7 +430,7 @@ class Publisher:
         how = "written"
         if shard.earlier is not None:
             try:
-                if (receipt := reuse(self.target, shard.earlier)) is not None:
+                if (receipt := outputs.reuse(self.target, shard.earlier)) is not None:
                     tell(shard.plan.rows)
                     return WrittenShard(receipt, shard.key, "linked")
             except Damaged as error:
@@ -478,7 +455,7 @@ class Publisher:
                 for writer in writers:
                     writer.write(data)
                 rows += len(data[columns[0].name])
-                for kind, found in {**count_tokens(columns, data), **stats}.items():
+                for kind, found in {**manifests.count_tokens(columns, data), **stats}.items():
                     counts[kind].update(found)
             for writer in writers:
                 writer.close()
@@ -519,8 +496,8 @@ class Publisher:
             self.target.claims.end()  # not released: the engine may run this step again
             raise RunError(message)
         others = self._others(plan, shards)
-        manifest = build_manifest(plan, shards, rejects, written_files(others), self.formats, self.facts)
-        text, target, run = dump(manifest), self.target, self._run(plan, manifest, made)
+        manifest = manifests.build_manifest(plan, shards, rejects, written_files(others), self.formats, self.facts)
+        text, target, run = manifests.dump(manifest), self.target, self._run(plan, manifest, made)
         page = functools.partial(make_page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
         # If the output is complete already, the engine runs this step again.
         if target.manifest() != text or not target.is_complete(manifest):
@@ -595,7 +572,7 @@ class Publisher:
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
         """Writes ledger and rejects to `OUTPUT.failed/`. Returns the complete error message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
-        self.target.fail(dump(report), rejects)
+        self.target.fail(manifests.dump(report), rejects)
         where = f"see {self.target.failed}/{'rejects' if rejects else FAILURE}"
         return f"{problem}; nothing was published, {where}"
 

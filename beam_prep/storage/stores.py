@@ -119,11 +119,9 @@ class StoreClient(Protocol):
 
     def find(self, path: str) -> ObjectInfo:
         """Describes an object."""
-        ...
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         """Bytes [start, stop) of an object. `Changed` if it has another version."""
-        ...
 
     def put(self, path: str, body: BinaryIO, version: str | None, sha256: str) -> None:
         """Writes an object, completely or not at all. `Changed` unless the object has `version`.
@@ -133,22 +131,18 @@ class StoreClient(Protocol):
         Servers that ignore preconditions (gcp-storage-emulator) always write. On S3 the version is a digest of the
         content, so the same content written again has the same version; and a large file is written in any case.
         """
-        ...
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         """Copies an object to another path of the store, on the server. `Changed` if it has another version.
 
         Servers that ignore preconditions (gcp-storage-emulator) copy any version.
         """
-        ...
 
     def delete(self, path: str) -> None:
         """Removes an object. A missing object is no error."""
-        ...
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         """The objects whose paths begin with a prefix."""
-        ...
 
 
 def bucket_and_name(path: str) -> tuple[str, str]:

@@ -218,12 +218,6 @@ def plan_output(
 # The merges of a shuffle
 
 
-def survey(group: RunGroup, arranger: Arranger) -> Iterable[SampleCounts]:
-    """The blocks of a run -> number of tokens for each sample key, if there is a mix."""
-    if group.runs.parts.wanted:
-        yield arranger.survey(group)
-
-
 def make_run(group: RunGroup, counts: SampleCounts, arranger: Arranger) -> RunCounts:
     """The blocks of a run -> a file with their rows, sorted; returns its counts."""
     return arranger.write_run(group, counts.limits(group.runs.parts))
@@ -236,12 +230,6 @@ def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int
         raise EngineError(f"the runner gave {counts.runs} runs of {plan.runs.runs} that were planned: run again")
     for group, wide in plan.runs.tasks():
         yield plan.runs, group, wide
-
-
-def merge_runs(task: tuple[Runs, int, int], arranger: Arranger) -> int:
-    """Merges a wide range of keys of some runs."""
-    arranger.merge_runs(*task)
-    return 1
 
 
 def plan_shards(
@@ -273,7 +261,7 @@ def merge_shards(
     """
     groups = groups | "SpreadRuns" >> beam.Reshuffle()
     no_samples, no_runs = SampleCounts(), RunCounts()
-    surveyed = groups | "Survey" >> beam.FlatMap(survey, arranger)
+    surveyed = groups | "Survey" >> beam.Map(arranger.survey)
     samples = beam.pvalue.AsSingleton(surveyed | "Samples" >> beam.CombineGlobally(partial(sum, start=no_samples)))
     made = groups | "Runs" >> beam.Map(make_run, samples, arranger)
     counts = beam.pvalue.AsSingleton(made | "Counts" >> beam.CombineGlobally(partial(sum, start=no_runs)))
@@ -281,7 +269,7 @@ def merge_shards(
         plans
         | "SecondLevel" >> beam.FlatMap(second_level, counts)
         | "SpreadMerges" >> beam.Reshuffle()
-        | "Merge" >> beam.Map(merge_runs, arranger)
+        | "Merge" >> beam.MapTuple(arranger.merge_runs)
         | "Merged" >> beam.CombineGlobally(sum)
     )
     shards = beam.FlatMap(plan_shards, samples, counts, merged, arranger, publisher)
@@ -300,15 +288,13 @@ class CacheBlocks(beam.DoFn):
     publisher: Publisher
     rows_without_loss: RowsWithoutLoss
     progress: str | None = None
-
-    def setup(self) -> None:
-        self._checked = float("-inf")
+    checked: float = dataclasses.field(init=False, default=float("-inf"))
 
     def process(self, batch: Batch) -> Iterable[BlockReceipt]:
         started = time.perf_counter()
-        if self.publisher.launched and time.monotonic() - self._checked > _CHECK_EVERY:
+        if self.publisher.launched and time.monotonic() - self.checked > _CHECK_EVERY:
             self.publisher.target.check_claim()  # raises if the job has lost its claim; otherwise renews the claim
-            self._checked = time.monotonic()
+            self.checked = time.monotonic()
         name = self.token_cache.name(self.token_cache.digest(batch.origin))
         receipt, reused, trained = batch.receipt, batch.receipt is not None, {}
         if receipt is None:
