@@ -71,10 +71,7 @@ def from_records(buckets: int = 256, block_bytes: int = BLOCK_BYTES) -> FromReco
 
 @_for_yaml
 def prepare(
-    config: ConfigOrPath,
-    tokenizer: str,
-    tokenizer_backend: Backend = "auto",
-    check: Check = "sample",
+    config: ConfigOrPath, tokenizer: str, tokenizer_backend: Backend = "auto", check: Check = "sample"
 ) -> Prepare:
     """Records -> rows: all steps of a config. See `beam_prep.Prepare`.
 

@@ -21,7 +21,7 @@ from rich import filesize
 
 from beam_prep import errors, recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile, Origin, Split
+from beam_prep.data.block import AnyPath, AnyPaths, InputFile, Origin, Split
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError
 from beam_prep.first_records import FirstRecords, free_bytes, lacks_room, sizes
 from beam_prep.formats.manifest import MANIFEST, RUN, is_manifest, load
@@ -60,7 +60,7 @@ def is_within(folder: str | None, outer: str) -> bool:
     return folder is not None and normalise_path(f"{folder}/x").startswith(f"{normalise_path(outer)}/")
 
 
-def folders_of(output_dir: str | os.PathLike[str], options: RunOptions) -> tuple[str, Staging]:
+def folders_of(output_dir: AnyPath, options: RunOptions) -> tuple[str, Staging]:
     """The normalised path of an output, and the folders of a new launch.
 
     Raises:
@@ -320,10 +320,10 @@ class Pipeline:
 
     def __init__(
         self,
-        config: PipelineConfig | str | os.PathLike[str],
-        inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None,
-        output_dir: str | os.PathLike[str],
-        tokenizer_path: str | os.PathLike[str],
+        config: PipelineConfig | AnyPath,
+        inputs: AnyPaths | None,
+        output_dir: AnyPath,
+        tokenizer_path: AnyPath,
         *,
         beam_options: Sequence[str] | PipelineOptions | None = None,
         **options: Any,

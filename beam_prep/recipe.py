@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import apache_beam as beam
@@ -16,7 +16,7 @@ from beam_prep.chat.apply import COMPARED
 from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.config.combinations import position_ids_mode_of
-from beam_prep.data.block import InputFile
+from beam_prep.data.block import AnyPath, AnyPaths, InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
@@ -54,7 +54,7 @@ _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 _BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
 
-def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
+def read_config(path: AnyPath) -> PipelineConfig:
     """A config file, local or in a store, with its chat template.
 
     Raises:
@@ -70,7 +70,7 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
     return PipelineConfig.from_text(text, name, read_bytes, files="below")
 
 
-def tokenizer_of(config: PipelineConfig, path: str | os.PathLike[str]) -> Tokenizer:
+def tokenizer_of(config: PipelineConfig, path: AnyPath) -> Tokenizer:
     """The tokenizer of a job, with the chat template of its config. The output keeps it."""
     loaded, template = load_tokenizer(os.fspath(path)), config.input.chat_template
     return loaded if template is None else loaded.with_template(template)
@@ -253,9 +253,7 @@ def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
     return block
 
 
-def inputs_of(
-    config: PipelineConfig, given: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
-) -> list[InputFile]:
+def inputs_of(config: PipelineConfig, given: AnyPaths | None) -> list[InputFile]:
     """The input files of a job, in order: the given ones, or those of the config's groups.
 
     Args:

@@ -13,6 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
+from beam_prep.data.block import AnyPath
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError, FormatError, InputError, OutputError
@@ -149,11 +150,11 @@ class Replay:
 
     def __init__(
         self,
-        output: str | os.PathLike[str],
-        config: PipelineConfig | str | os.PathLike[str] | None = None,
+        output: AnyPath,
+        config: PipelineConfig | AnyPath | None = None,
         *,
-        output_dir: str | os.PathLike[str] | None = None,
-        tokenizer_path: str | os.PathLike[str] | None = None,
+        output_dir: AnyPath | None = None,
+        tokenizer_path: AnyPath | None = None,
         beam_options: Sequence[str] | PipelineOptions | None = None,
         **options: Any,
     ) -> None:

@@ -16,7 +16,7 @@ from beam_prep.audit import Audit, as_lines
 from beam_prep.audit.of_tokens import adds_eos
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile, Reject
+from beam_prep.data.block import AnyPath, InputFile, Reject
 from beam_prep.errors import InputError, OutputError
 from beam_prep.hints import VISIBLE
 from beam_prep.reading.adapters import ROLES, message_list
@@ -546,7 +546,7 @@ def _folders(records: Sequence[Record]) -> Iterator[str]:
 
 
 def start(
-    inputs: Sequence[str], path: str | os.PathLike[str], tokenizer_path: str | None = None, overwrite: bool = False
+    inputs: Sequence[str], path: AnyPath, tokenizer_path: str | None = None, overwrite: bool = False
 ) -> list[str]:
     """Writes a config that fits the records, and the reasons for it beside it, with the ending `.md`.
 

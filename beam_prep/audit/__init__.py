@@ -1,7 +1,6 @@
 """`beam-prep audit FILES -c C --tokenizer_path T`: finds problems of data and config on a sample, before a run."""
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from beam_prep.audit import of_records, of_tokens
 from beam_prep.audit.of_records import Finding
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
+from beam_prep.data.block import AnyPath
 from beam_prep.errors import BeamPrepError, InputError
 from beam_prep.hints import counted
 from beam_prep.reading.sources import place_at, source_of
@@ -84,10 +84,7 @@ class Audit:
 
 
 def audit(
-    inputs: Sequence[str] | str | None,
-    config: PipelineConfig | str | os.PathLike[str],
-    tokenizer_path: str | os.PathLike[str],
-    count: int = SAMPLE,
+    inputs: Sequence[str] | str | None, config: PipelineConfig | AnyPath, tokenizer_path: AnyPath, count: int = SAMPLE
 ) -> dict[int | None, Audit]:
     """Finds problems of records, config and tokenizer on a sample of all files. It writes nothing.
 

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
 
+from beam_prep.data.block import AnyPath
 from beam_prep.errors import BeamPrepError
 from beam_prep.hints import VISIBLE, counted
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, TokenSequence, repeats, totals_of
@@ -241,9 +242,7 @@ def _started_pager() -> "subprocess.Popen[str] | None":
         return None
 
 
-def check_page(
-    path: str | os.PathLike[str], command: str = "inspect", option: str = "--html", begins: bytes = _MARK
-) -> None:
+def check_page(path: AnyPath, command: str = "inspect", option: str = "--html", begins: bytes = _MARK) -> None:
     """Checks that a page can be written there.
 
     Args:
@@ -266,7 +265,7 @@ def check_page(
     )
 
 
-def write_page(path: str | os.PathLike[str], entries: Iterable[Entry], head: Head) -> int:
+def write_page(path: AnyPath, entries: Iterable[Entry], head: Head) -> int:
     """Writes a page. It gets its name when it is complete.
 
     Args:
@@ -371,11 +370,7 @@ class _Tables:
 
 
 def draw(
-    head: Head,
-    entries: Iterator[Entry],
-    style: RowText,
-    html: str | os.PathLike[str] | None = None,
-    pager: bool = False,
+    head: Head, entries: Iterator[Entry], style: RowText, html: AnyPath | None = None, pager: bool = False
 ) -> None:
     """Prints rows, and records that were left out, or writes a page of them."""
     if html is not None:

@@ -5,7 +5,6 @@ A report is made from a manifest and a `run.json`, and needs nothing else: no ne
 
 import itertools
 import json
-import os
 import re
 import shlex
 import sys
@@ -20,7 +19,7 @@ import numpy as np
 import orjson
 from rich.text import Text
 
-from beam_prep.data.block import DROPPED, drawn
+from beam_prep.data.block import DROPPED, AnyPath, drawn
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import Column, metadata_value
@@ -168,11 +167,7 @@ class RowSource(Protocol):
 
 
 def show(
-    rows: RowSource,
-    chosen: Selection,
-    ids: bool = False,
-    html: str | os.PathLike[str] | None = None,
-    pager: bool = False,
+    rows: RowSource, chosen: Selection, ids: bool = False, html: AnyPath | None = None, pager: bool = False
 ) -> None:
     """Prints rows, or writes a page of them.
 
@@ -316,10 +311,10 @@ def _first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
 
 
 def inspect(
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     ids: bool = False,
-    html: str | os.PathLike[str] | None = None,
+    html: AnyPath | None = None,
     pager: bool = False,
     source: bool = False,
     **chosen: Any,
@@ -507,9 +502,7 @@ _ESCAPED = {code: json.dumps(chr(code))[1:-1] for code in VISIBLE}
 """In JSON, escapes keep the value, and do not control the terminal."""
 
 
-def cat(
-    output: str | os.PathLike[str], count: int | None = None, domain: str | None = None, split: str | None = None
-) -> None:
+def cat(output: AnyPath, count: int | None = None, domain: str | None = None, split: str | None = None) -> None:
     """Prints rows as JSON lines: {"domain": ..., column: [...], ...}; with splits {"split": ..., "domain": ..., ...}.
 
     NaN and infinite values are null in JSON. A column of texts has strings instead of bytes.

@@ -12,7 +12,7 @@ import shutil
 import stat
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import filelock
 import pyarrow as pa
 
-from beam_prep.data.block import InputFile
+from beam_prep.data.block import AnyPaths, InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError, of_the_system
 from beam_prep.reading.records import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
@@ -38,7 +38,7 @@ DAMAGED_SUFFIX = ".damaged"
 """The ending that a damaged file gets. It is kept for inspection and not used."""
 
 
-def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
+def list_inputs(patterns: AnyPaths) -> list[InputFile]:
     """Lists the files of a job: arguments in the order given, the matches of a glob sorted by bytes.
 
     Args:

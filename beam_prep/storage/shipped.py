@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_prep.data.block import InputFile, Split
+from beam_prep.data.block import AnyPath, InputFile, Split
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError, TokenizerError
@@ -52,7 +52,7 @@ def _read(read: Callable[[str], T], path: str, what: str) -> T:
         ) from None
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: AnyPath) -> Tokenizer:
     """Like `Tokenizer.load`, also for a folder on gs:// or s3://, which is first copied to this disk without weights.
 
     Raises:

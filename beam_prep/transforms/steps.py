@@ -21,7 +21,7 @@ from apache_beam.transforms.window import GlobalWindows
 
 from beam_prep.chat.apply import COMPARED, render_records
 from beam_prep.chat.chat_format import chat_format_of
-from beam_prep.data.block import Block, InputFile, Split
+from beam_prep.data.block import AnyPaths, Block, InputFile, Split
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import DefaultRule, MaskOptions, MetadataType, Output, RoleRule, TextRules
@@ -358,7 +358,7 @@ class Decontaminate(BlockStep):
     [{'text': 'There is silence'}]
     """
 
-    against: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | IndexSource
+    against: AnyPaths | IndexSource
     field: str | Sequence[str] | None = None
     fields: str | Sequence[str] | None = None
     ngram: int = 13
