@@ -5,9 +5,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import filesize
 
@@ -16,6 +15,7 @@ from beam_prep.audit import FIRST_CHECKS, findings
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
+from beam_prep.data.rendered import Rendered
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.cached_block import encode_block
@@ -38,6 +38,7 @@ from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenizer import Tokenizer
+from beam_prep.transforms.steps import Decontaminate
 
 log = logging.getLogger("beam_prep")
 
@@ -151,8 +152,10 @@ class FirstRecords:
             return wanted
         texts: list[str] = []
         for part, files in encoded[:_GROUPS_PROBED]:
-            steps = recipe.text_steps(part, self.tokenizer, references)
-            texts += [text for block in _drawn(files) for text in _texts(block, steps)]
+            # What `decontaminate` leaves out stays in.
+            steps = recipe.mask_steps(part, self.tokenizer, references=references)
+            steps = [step for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate)]
+            texts += [text for block in _drawn(files) for text in _texts(recipe.run_steps(steps, block))]
         chosen, problem = choose(self.tokenizer, wanted, texts)
         if problem is not None:
             log.info("%s", problem)
@@ -198,10 +201,8 @@ class FirstRecords:
         return [(part, files[group]) for group, part in enumerate(self.config.parts())]
 
 
-def _texts(block: Any, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
+def _texts(block: Rendered) -> list[str]:
     """Texts of a block, ready to encode."""
-    for step in steps:
-        block = step(block)
     return [text[:_PROBE_CHARACTERS] for each in block.pieces.values() for text in each.texts[:_PROBES]]
 
 

@@ -36,6 +36,7 @@ from beam_prep.storage.files import check_writable, join, remove_folder
 from beam_prep.storage.inputs import blocks_of, first_changed, split_file, stores_checksum
 from beam_prep.storage.output import OutputTarget, Staging, normalise_path, output_at, put_back
 from beam_prep.storage.publish import EarlierOutput, earlier_path, same_facts
+from beam_prep.storage.shipped import ship, ship_references
 from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions, check_name, new_name
@@ -458,7 +459,9 @@ class Pipeline:
             ConfigError: a step or Beam refuses an option.
         """
         config, options = self.config, self.options
-        tokenizer, references = recipe.shipped(self.tokenizer, self._references, self.staging.root, engine.here)
+        folder, found = self.staging.root, self._references
+        references = None if found is None else ship_references(found, folder)
+        tokenizer = self.tokenizer if engine.here else ship(self.tokenizer, folder)
         checksum = stores_checksum(self.inputs)
         run = {
             "how": engine.how,

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import apache_beam as beam
@@ -30,7 +30,7 @@ from beam_prep.shards.pack import longest_row
 from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.output import Staging
 from beam_prep.storage.publish import library_version
-from beam_prep.storage.shipped import References, load_tokenizer, read_references, ship, ship_references
+from beam_prep.storage.shipped import References, load_tokenizer, read_references
 from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
@@ -296,15 +296,6 @@ def files_of_groups(files: Iterable[InputFile]) -> list[int]:
     return [sum(1 for _ in run) for group, run in itertools.groupby(file.group for file in files) if group is not None]
 
 
-def text_steps(
-    config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
-) -> tuple[Callable[[Any], Any], ...]:
-    """The functions of `chain` that make texts of records, without a comparison with the reference, and without
-    `decontaminate`: what it leaves out stays in. For the arguments see `chain`."""
-    made = mask_steps(config, tokenizer, references=references)
-    return tuple(step.step() for step in made if step.gives is not Batch and not isinstance(step, steps.Decontaminate))
-
-
 def check_in_full(
     batch: Batch, config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
 ) -> Batch:
@@ -430,14 +421,6 @@ def references_of(config: PipelineConfig) -> References | None:
     """
     rule = config.preprocessing.decontaminate
     return None if rule is None else read_references(rule.against, rule.field, rule.ngram)
-
-
-def shipped(
-    tokenizer: Tokenizer, references: References | None, folder: str, here: bool
-) -> tuple[Tokenizer, IndexSource | None]:
-    """Tokenizer and evaluation data as workers get them. `here`: they are on this machine, and have its folders."""
-    index = None if references is None else ship_references(references, folder)
-    return tokenizer if here else ship(tokenizer, folder), index
 
 
 def facts(

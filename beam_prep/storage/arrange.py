@@ -115,7 +115,8 @@ class Scratch:
         if not len(copies):
             return ""
         batch = pa.record_batch(copies.arrays)
-        name = "copies/" + _digest(seal_batches([batch], batch.schema, {}, "")[0])
+        content, _ = seal_batches([batch], batch.schema, {}, "")
+        name = f"copies/{hashlib.sha256(content).hexdigest()[:40]}"
         self._write(name, seal_batches([batch], batch.schema, {}, name))
         return name
 
@@ -152,10 +153,6 @@ class Scratch:
 
     def _path(self, name: str) -> str:
         return join(self.folder, name + ".arrow")
-
-
-def _digest(content: Data) -> str:
-    return hashlib.sha256(content).hexdigest()[:40]
 
 
 @contextmanager

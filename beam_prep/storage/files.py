@@ -445,6 +445,13 @@ def listed(folder: str) -> Iterator[ObjectInfo]:
                 yield ObjectInfo(path, found.st_size, "", "", found.st_mtime)
 
 
+def names_in(folder: str) -> set[str]:
+    """The names of what is in a folder, files and folders; none if it is missing."""
+    if not is_local(folder):
+        return {found.path[len(folder) + 1 :].partition("/")[0] for found in stores.listed(f"{folder}/")}
+    return {*os.listdir(folder)} if os.path.isdir(folder) else set()
+
+
 def remove_folder(path: str) -> None:
     """Removes a folder with its content. A missing folder is no error."""
     if is_local(path):

@@ -20,7 +20,7 @@ from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile
 from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import join, naming, remove_folder, write_file
+from beam_prep.storage.files import join, names_in, naming, remove_folder, write_file
 from beam_prep.storage.stores import Changed, StoreOptions, is_local, read_bytes, shortened
 
 _KEPT = ("token_cache", "tokenizers", "references")
@@ -95,13 +95,8 @@ class Staging:
     def remove_others(self) -> None:
         """Removes the folders of all other launches. Only the launch that holds the claim may call it."""
         for root in {self.root, self.home}:
-            if is_local(root):
-                names = {path.name for path in Path(root).glob("*/")}
-            else:
-                below = [found.path[len(root) + 1 :].partition("/") for found in stores.listed(f"{root}/")]
-                names = {name for name, slash, _ in below if slash}
-            for name in names - {*_KEPT, self.launch}:
-                remove_folder(join(root, name))
+            for name in names_in(root) - {*_KEPT, self.launch}:
+                remove_folder(join(root, name))  # a file stays
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,15 +332,15 @@ class S3Client:
         from botocore import exceptions
         from botocore.parsers import ResponseParserError
 
+        unavailable = exceptions.HTTPClientError, exceptions.ConnectionError
+        cut = exceptions.IncompleteReadError, exceptions.FlexibleChecksumError, ResponseParserError
         try:
             yield
         except exceptions.ClientError as error:
             raise _failed(path, error) from None
         except S3UploadFailedError as error:
             raise _failed(path, error.__context__) from None
-        except (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError) as error:
-            raise StoreUnavailable(str(error)) from None
-        except (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError) as error:
+        except (*unavailable, *cut) as error:
             raise StoreUnavailable(str(error)) from None
         except (KeyError, ValueError) as error:  # a header is missing or cut
             raise StoreUnavailable(f"its answer about {path} is incomplete: {error}") from None

@@ -6,7 +6,6 @@ the object `latest.json`. Versions are ordered by name.
 """
 
 import contextlib
-import glob
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.manifest import HIDDEN, LATEST, MANIFEST, READERS, dump, is_held, is_name
 from beam_prep.storage import stores
-from beam_prep.storage.files import exists, join, listed, remove_folder, write_if
+from beam_prep.storage.files import exists, join, listed, names_in, remove_folder, write_if
 from beam_prep.storage.stores import is_local, read_bytes, read_version
 
 _POINTER = "latest.json"
@@ -61,12 +60,7 @@ class Versions:
 
     def names(self) -> list[str]:
         """The names of all complete versions, oldest first."""
-        if is_local(self.root):
-            manifests = glob.glob(join(glob.escape(self.root), "*", MANIFEST))
-        else:
-            manifests = [found.path for found in stores.listed(f"{self.root}/")]
-        below = [path[len(self.root) + 1 :].split("/") for path in manifests]
-        return sorted(name for name, *rest in below if rest == [MANIFEST] and is_name(name))
+        return sorted(name for name in names_in(self.root) if is_name(name) and self.has(name))
 
     def has(self, name: str) -> bool:
         """True if a version is complete. `latest` may not name it yet."""
