@@ -5,7 +5,6 @@ its manifest. Two shards with the same key have the same bytes. A linked file is
 manifest, so a damaged file is never reused.
 """
 
-import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -27,7 +26,6 @@ from beam_prep.formats import FORMATS, FilesOfShard
 from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, ShardReceipt, WrittenFile
 from beam_prep.reading.verdicts import BAD_ANSWERS
-from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
@@ -95,44 +93,37 @@ class WrittenShard:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class ShardKeys:
-    """Makes the keys of an output's shards from its token cache, formats, layout and columns.
+def facts_of_bytes(formats: Sequence[str], layout: Layout, columns: Sequence[Column], rows: Arranger) -> dict[str, Any]:
+    """What the bytes of all shards of an output depend on.
 
-    The cache policy (`trust`) is part of a key: a run that needs blocks that were compared with the reference in full
-    does not link shards of other blocks.
+    The cache policy (`trust`) is among these facts: a run that needs blocks that were compared with the reference in
+    full does not link shards of other blocks.
     """
+    token_cache, splits = rows.token_cache, rows.compose.splits
+    libraries = [*_WRITING_LIBRARIES, *(library for name in formats for library in FORMATS[name].libraries)]
+    return {
+        "version": SHARD_VERSION,
+        "libraries": {name: library_version(name) for name in libraries},
+        "beam_prep": __version__,
+        "python": platform.python_version_tuple()[:2],
+        "recipe": token_cache.recipe,
+        "trust": asdict(token_cache.trust),
+        "formats": formats,
+        "layout": asdict(layout),
+        "columns": [asdict(column) for column in columns],
+        **({} if splits is None else {"splits": asdict(splits)}),
+    }
 
-    token_cache: TokenCache
-    formats: tuple[str, ...]
-    layout: Layout
-    columns: tuple[Column, ...]
-    compose: Compose = dataclasses.field(default_factory=Compose)
-    _common: dict[str, Any] = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
-        known = [FORMATS[name] for name in self.formats if name in FORMATS]  # a later version may have written others
-        libraries = [*_WRITING_LIBRARIES, *(name for each in known for name in each.libraries)]
-        self._common = {
-            "version": SHARD_VERSION,
-            "libraries": {name: library_version(name) for name in libraries},
-            "beam_prep": __version__,
-            "python": platform.python_version_tuple()[:2],
-            "recipe": self.token_cache.recipe,
-            "trust": dataclasses.asdict(self.token_cache.trust),
-            "formats": self.formats,
-            "layout": dataclasses.asdict(self.layout),
-            "columns": [dataclasses.asdict(column) for column in self.columns],
-        }
-        if (splits := self.compose.splits) is not None:
-            self._common["splits"] = dataclasses.asdict(splits)
+def key_of(plan: ShardPlan, of_all: Mapping[str, Any]) -> str:
+    """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe.
 
-    def of(self, plan: ShardPlan) -> str:
-        """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
-        facts = {**self._common, "cut": plan.cut, "slices": plan.slices}
-        if (merge := plan.merge) is not None:
-            facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
+    `of_all`: see `facts_of_bytes`.
+    """
+    facts = {**of_all, "cut": plan.cut, "slices": plan.slices}
+    if (merge := plan.merge) is not None:
+        facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
 
 
 library_version = functools.cache(importlib.metadata.version)
@@ -177,15 +168,17 @@ class EarlierOutput:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
+    def shard(
+        self, key: str, plan: ShardPlan, formats: Sequence[str], columns: Sequence[Column]
+    ) -> EarlierShard | None:
         """The shard with this key, or None.
 
         Args:
             key: the key of the new shard.
             plan: the new shard.
-            keys: makes the keys of the new output.
+            formats, columns: of the new output.
         """
-        receipt, formats, columns = self._by_key.get(key), keys.formats, keys.columns
+        receipt = self._by_key.get(key)
         if receipt is None or self.manifest is None:
             return None
         before = files_named(formats, columns, receipt.shard, self._shards[receipt.part])
@@ -202,9 +195,7 @@ class EarlierOutput:
         files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
         here = [WrittenFile(name, file.bytes, file.sha256) for file, name in files]
         here = sorted(here + written_files(described), key=lambda file: file.path)
-        receipt = dataclasses.replace(
-            receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here)
-        )
+        receipt = replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here))
         return EarlierShard(self._folder, receipt, files, described)
 
 
@@ -415,10 +406,10 @@ class Publisher:
     ) -> Iterator[KeyedShard]:
         """Shards with their keys, and the earlier shards with the same keys; `columns`: the columns of the blocks."""
         columns = self.layout.columns(columns)
-        keys = ShardKeys(arranger.token_cache, self.formats, self.layout, columns, arranger.compose)
+        facts = facts_of_bytes(self.formats, self.layout, columns, arranger)
         for plan in plans:
-            key = keys.of(plan)
-            yield KeyedShard(plan, keys.columns, key, earlier.shard(key, plan, keys))
+            key = key_of(plan, facts)
+            yield KeyedShard(plan, columns, key, earlier.shard(key, plan, self.formats, columns))
 
     def write_shard(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> WrittenShard:
         """Links a shard from the earlier output, if it is there; otherwise writes the shard.
