@@ -583,24 +583,21 @@ def _verify(given: argparse.Namespace) -> int:
     found, wrong = _compared(given)
     if given.json:
         print(json.dumps({**found, "problems": wrong}))
-        return bool(wrong)
-    for problem in wrong:
-        print(problem, file=sys.stderr)
-    if wrong and "://" not in given.output and not os.path.isdir(given.output):
-        return 1  # without an output there is no manifest to compare
-    if wrong:
-        count = counted(len(wrong), "problem")
-        print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
-        return 1
-    from beam_prep.inspect.output import size_of
+    elif wrong:
+        if "://" in given.output or os.path.isdir(given.output):  # without an output there is no manifest to compare
+            count = counted(len(wrong), "problem")
+            wrong.append(f"beam-prep: {given.output} is not what its manifest.json says: {count}")
+        print("\n".join(wrong), file=sys.stderr)
+    else:
+        from beam_prep.inspect.output import size_of
 
-    line = f"{given.output}: {size_of(found, found['shards'])}, all as manifest.json says"
-    if given.inputs:
-        compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
-        line += f"; {counted(compared, 'input')} read again"
-        line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
-    print(line)
-    return 0
+        line = f"{given.output}: {size_of(found, found['shards'])}, all as manifest.json says"
+        if given.inputs:
+            compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
+            line += f"; {counted(compared, 'input')} read again"
+            line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
+        print(line)
+    return int(bool(wrong))
 
 
 def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
