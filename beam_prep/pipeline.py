@@ -21,7 +21,7 @@ from rich import filesize
 
 from beam_prep import errors, recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import AnyPath, AnyPaths, InputFile, Origin, Split
+from beam_prep.data.block import AnyPath, AnyPaths, Origin, Split
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError
 from beam_prep.first_records import FirstRecords, free_bytes, lacks_room, sizes
 from beam_prep.formats.manifest import MANIFEST, RUN, is_manifest, load
@@ -40,7 +40,7 @@ from beam_prep.storage.shipped import ship, ship_references
 from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions, check_name, new_name
-from beam_prep.tokens.batch import IN_FULL
+from beam_prep.tokens.batch import IN_FULL, CachePolicy
 from beam_prep.transforms.steps import ReadJSONL
 
 log = logging.getLogger("beam_prep")
@@ -80,26 +80,20 @@ def folders_of(output_dir: AnyPath, options: RunOptions) -> tuple[str, Staging]:
     return output, Staging.beside(output, options.staging)
 
 
-@dataclass
 class OutputClaim:
-    """The claim of one launch on an output.
+    """The claim of one launch on the output of its job.
 
     Attributes:
+        job: the job.
         root: the output, or the folder of its versions.
         staging: the folder of this launch's unfinished files.
         options: of the job.
-        facts, inputs: of the job.
         output: the directory to make: `root`, or a version in it.
         is_taken: True once this launch has taken the claim.
     """
 
-    root: str
-    staging: Staging
-    options: RunOptions
-    facts: Mapping[str, Any]
-    inputs: Sequence[InputFile]
-
-    def __post_init__(self) -> None:
+    def __init__(self, job: "Pipeline") -> None:
+        self.job, self.root, self.staging, self.options = job, job.root, job.staging, job.options
         self.output, self.is_taken = self.root, False
 
     @property
@@ -163,7 +157,7 @@ class OutputClaim:
         if text is None or not is_manifest(text):
             return False
         manifest = load(text, join(output, MANIFEST))
-        if not same_facts(manifest, self.facts) or not self._same_inputs(target, manifest["inputs"]):
+        if not same_facts(manifest, self.job.facts) or not self._same_inputs(target, manifest["inputs"]):
             return False
         if not target.is_complete(manifest):
             return False
@@ -179,10 +173,10 @@ class OutputClaim:
         return checked
 
     def _same_inputs(self, target: OutputTarget, listed: list[dict[str, Any]]) -> bool:
-        mine = [(file.path, file.size) for file in self.inputs]
+        mine = [(file.path, file.size) for file in self.job.inputs]
         if [(entry["path"], entry["size"]) for entry in listed] != mine:
             return False
-        return first_changed(self.inputs, listed, target.run) is None
+        return first_changed(self.job.inputs, listed, target.run) is None
 
     def finish_for_others(self, output: str) -> None:
         """Finishes what earlier launches left undone, for instance one that was killed after it had published."""
@@ -294,6 +288,14 @@ class Result:
     job_id: str | None = None
 
 
+def set_beam_options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
+    """Beam's options. Given ones become those of this process: they say where a store is."""
+    options = given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
+    if given is not None:
+        FileSystems.set_options(options)
+    return options
+
+
 class Pipeline:
     """A job: JSONL or Parquet files, a config and a tokenizer -> an output directory.
 
@@ -331,7 +333,7 @@ class Pipeline:
     ) -> None:
         self.options = RunOptions.of(options)
         self.beam_options = beam_options
-        self._set_beam_options(beam_options)
+        set_beam_options(beam_options)
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
         self.root, self.staging = folders_of(output_dir, self.options)
         self.output = self.root
@@ -357,7 +359,7 @@ class Pipeline:
         Raises:
             BeamPrepError: one of its subclasses. The message says what to do.
         """
-        options = self._set_beam_options(self.beam_options if beam_options is None else beam_options)
+        options = set_beam_options(self.beam_options if beam_options is None else beam_options)
         _, self.staging = folders_of(self.root, self.options)  # of this launch, in the stores of these options
         claim = self.claim()
         with claim.entered() as output:
@@ -385,20 +387,22 @@ class Pipeline:
             claim.say_how_made(len(warnings))
             return Result(self.output, manifest_of(self.output), up_to_date=False)
 
-    def _set_beam_options(self, given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
-        options = given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
-        if given is not None:
-            FileSystems.set_options(options)
-        return options
-
     def claim(self) -> OutputClaim:
         """The claim on the output."""
-        return OutputClaim(self.root, self.staging, self.options, self.facts, self.inputs)
+        return OutputClaim(self)
 
     def cache_of_run(self, single_use: bool = False) -> TokenCache:
         """The token cache. `single_use`: blocks may be removed as their rows are written, if nobody else needs them."""
-        single_use = single_use and self.options.cache_dir is None and not self.compose.composes
-        return recipe.token_cache(self.facts, self.options, self.staging, single_use)
+        given, options = self.options.cache_dir or None, self.options
+        folder = given or join(self.staging.root, "token_cache")
+        return TokenCache(
+            os.path.abspath(folder) if is_local(folder) else folder,
+            recipe.cache_recipe(self.facts),
+            single_use=single_use and given is None and not self.compose.composes,
+            trust=CachePolicy(options.tokenizer_backend, options.check),
+            kept=given is not None,
+            groups=recipe.group_recipes(self.facts),
+        )
 
     def _look_at_inputs(
         self, engine: Engine, claim: OutputClaim, token_cache: TokenCache, unused: list[str]

@@ -20,21 +20,18 @@ from beam_prep.data.block import AnyPath, AnyPaths, InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
-from beam_prep.options import RunOptions
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records
 from beam_prep.reading.sources import source_of
 from beam_prep.shards.compose import Compose, DomainMix, Splits
 from beam_prep.shards.layout import Chunking, Layout
 from beam_prep.shards.pack import longest_row
-from beam_prep.storage.files import join, list_inputs, total_size
-from beam_prep.storage.output import Staging
+from beam_prep.storage.files import list_inputs, total_size
 from beam_prep.storage.publish import library_version
 from beam_prep.storage.shipped import References, load_tokenizer, read_references
 from beam_prep.storage.stores import is_local, read_bytes
-from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
-from beam_prep.tokens.batch import IN_FULL, Batch, CachePolicy, Check, first_difference
+from beam_prep.tokens.batch import IN_FULL, Batch, Check, first_difference
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms import steps
@@ -484,22 +481,6 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     # Unsorted: the order of sources matters.
     text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def token_cache(job_facts: dict[str, Any], options: RunOptions, staging: Staging, single_use: bool) -> TokenCache:
-    """The token cache of a job, in `staging` if the options name no folder. For `single_use` see `TokenCache`."""
-    given = options.cache_dir
-    folder = (
-        join(staging.root, "token_cache") if given is None else os.path.abspath(given) if is_local(given) else given
-    )
-    return TokenCache(
-        folder,
-        cache_recipe(job_facts),
-        single_use=single_use,
-        trust=CachePolicy(options.tokenizer_backend, options.check),
-        kept=given is not None,
-        groups=group_recipes(job_facts),
-    )
 
 
 def group_recipes(job_facts: dict[str, Any]) -> tuple[str, ...]:

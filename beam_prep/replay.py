@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
@@ -20,7 +19,7 @@ from beam_prep.errors import ConfigError, FormatError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, TOKENIZER
 from beam_prep.hints import counted
 from beam_prep.options import RunOptions
-from beam_prep.pipeline import Pipeline, Result
+from beam_prep.pipeline import Pipeline, Result, set_beam_options
 from beam_prep.readers.dataset import ALL, Dataset, open_dataset
 from beam_prep.reading.sources import place_at
 from beam_prep.storage.files import join
@@ -158,9 +157,7 @@ class Replay:
         beam_options: Sequence[str] | PipelineOptions | None = None,
         **options: Any,
     ) -> None:
-        if beam_options is not None:
-            given = beam_options if isinstance(beam_options, PipelineOptions) else PipelineOptions(list(beam_options))
-            FileSystems.set_options(given)
+        set_beam_options(beam_options)
         root = normalise_path(os.fspath(output))
         latest = Versions(root).latest()
         self.output = root if latest is None else join(root, latest)
