@@ -318,7 +318,8 @@ class Publisher:
     Attributes:
         output: the output's path.
         staging: the folder of its unfinished files.
-        formats, layout, max_reject_rate, max_no_loss_rate, tokenizer, overwrite: see `Shard`.
+        formats, layout, max_reject_rate, max_no_loss_rate, tokenizer, overwrite: see `Shard`, which gives all that has
+            the same name there.
         facts: entries of the manifest that describe the job.
         run: entries of `run.json`.
         launched: a launcher claims the output before the run, and removes the launch's folder afterwards. In a chain

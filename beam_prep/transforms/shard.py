@@ -442,21 +442,9 @@ class Shard(beam.PTransform):
         if self.token_cache is None:
             # The earlier steps are unknown, so no other run may use these blocks.
             self.token_cache = TokenCache(self.staging.path("token_cache"), uuid.uuid4().hex)
-        self.publisher = Publisher(
-            self.output,
-            self.staging,
-            tuple(self.formats),
-            self.pack,
-            self.max_reject_rate,
-            self.max_no_loss_rate,
-            self.tokenizer,
-            self.overwrite,
-            dict(self.facts),
-            {"started": time.time(), **self.run},
-            launched=launched,
-            max_reject_chars=self.max_reject_chars,
-            keep_versions=self.keep_versions,
-        )
+        self.run = {"started": time.time(), **self.run}
+        same = {each.name: getattr(self, each.name, None) for each in dataclasses.fields(Publisher)}
+        self.publisher = Publisher(**{**same, "layout": self.pack, "launched": launched})
         if problem := self.publisher.refusal():
             raise OutputError(problem)
 
