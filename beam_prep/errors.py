@@ -95,6 +95,12 @@ class UserFunctionError(BeamPrepError):
     exit_code = 3
 
 
+def check_planned(what: str, found: int, planned: int) -> None:
+    """Raises EngineError if the runner gave more or fewer than were planned."""
+    if found != planned:
+        raise EngineError(f"the runner gave {found:,} {what}, {planned:,} were planned: run again")
+
+
 _NAMES = "EACCES EPERM EROFS ENOTDIR EEXIST EISDIR ENAMETOOLONG ELOOP ENOENT EINVAL ENOTSUP"
 _REFUSED = {getattr(errno, name) for name in _NAMES.split()}
 """Errors of a path that the user chose. Other errors are the disk's, and may pass."""

@@ -21,7 +21,7 @@ from beam_prep._version import __version__
 from beam_prep.data.block import MICROSECONDS
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import EngineError, FormatError, OutputError, RunError
+from beam_prep.errors import FormatError, OutputError, RunError, check_planned
 from beam_prep.formats import FORMATS, FilesOfShard
 from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, ShardReceipt, WrittenFile
@@ -236,11 +236,7 @@ def _counted(
         found += count
         tell(count)
         yield rows, cut
-    if found != plan.rows:
-        raise EngineError(
-            f"shard {plan.shard} of {plan.folder} has {found} rows, {plan.rows} were planned: run again, "
-            "and report a bug if it happens again"
-        )
+    check_planned(f"rows of shard {plan.shard} of {plan.folder}", found, plan.rows)
 
 
 def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarget) -> WrittenFile:
@@ -478,7 +474,9 @@ class Publisher:
         rejects = sorted(rejects, key=lambda file: file.path)
         problem = self.problem(plan)
         if problem is None:
-            self._check_shards(plan, shards)
+            wanted = {(part, shard) for part, count in plan.shards_of.items() for shard in range(count)}
+            check_planned("shards", len(shards), len(wanted))
+            check_planned("of these shards", len(wanted & {(shard.part, shard.shard) for shard in shards}), len(wanted))
             plan = replace(plan, columns=self.layout.columns(plan.columns))
             masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
             if masks and not any(shard.trained[name] for shard in shards for name in masks):
@@ -509,12 +507,6 @@ class Publisher:
             target.claims.release()
             self.staging.remove()
         return self.output
-
-    def _check_shards(self, plan: Plan, shards: list[ShardReceipt]) -> None:
-        wanted = sorted((part, shard) for part, count in plan.shards_of.items() for shard in range(count))
-        found = sorted((shard.part, shard.shard) for shard in shards)
-        if wanted != found:
-            raise EngineError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
     def _others(self, plan: Plan, shards: Sequence[ShardReceipt]) -> dict[str, bytes]:
         """Name -> content of the files that belong to no shard."""

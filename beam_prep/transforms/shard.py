@@ -18,7 +18,7 @@ from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Aligned, Array, changes
-from beam_prep.errors import ConfigError, EngineError, OutputError
+from beam_prep.errors import ConfigError, OutputError, check_planned
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
 from beam_prep.progress import report, reported_rows
@@ -226,8 +226,7 @@ def make_run(group: RunGroup, counts: SampleCounts, arranger: Arranger) -> RunCo
 def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int]]:
     """The plan -> the merges of the second level, when all runs are written."""
     assert plan.runs is not None
-    if counts.runs != plan.runs.runs:
-        raise EngineError(f"the runner gave {counts.runs} runs of {plan.runs.runs} that were planned: run again")
+    check_planned("runs", counts.runs, plan.runs.runs)
     for group, wide in plan.runs.tasks():
         yield plan.runs, group, wide
 
@@ -238,9 +237,7 @@ def plan_shards(
     """The plan -> the shards to write, and (tagged `plan`) the plan with these shards, for `publish`."""
     runs = plan.runs
     assert runs is not None
-    tasks = sum(1 for _ in runs.tasks())
-    if merged != tasks:
-        raise EngineError(f"the runner merged {merged} ranges of runs of {tasks} that were planned: run again")
+    check_planned("merged ranges of runs", merged, sum(1 for _ in runs.tasks()))
     shards = MergedShards.of(runs, counts, samples.limits(runs.parts))
     if publisher.problem(plan) is None:
         plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
