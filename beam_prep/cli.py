@@ -396,9 +396,7 @@ def _replay(given: argparse.Namespace) -> int:
     _argument("--shortest", action="store_true", help="show the shortest records, 10 or --count"),
     _argument("--longest", action="store_true", help="show the longest records, 10 or --count"),
     _argument("--grep", metavar="PATTERN", help="show records whose text matches a regular expression"),
-    _argument(
-        "--reason", metavar="R", help="show records left out for this reason, or all `rejected`, or all `dropped`"
-    ),
+    _argument("--reason", metavar="R", help="show records left out for this reason, or all `rejected` or `dropped`"),
     _argument("--source", action="store_true", help="with --record: print the line (or row) that it was made of"),
     _argument("--ids", action="store_true", help="show each token's id in front of it"),
     _argument("--html", metavar="FILE", help="write a page for a browser to FILE (default: of 1,000 random records)"),
@@ -505,9 +503,7 @@ def _init(given: argparse.Namespace) -> int:
 
 @_command(
     _argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub"),
-    _argument(
-        "--chat_template", metavar="FILE_OR_NAME", help="a file, or one of the tokenizer's (default: all of them)"
-    ),
+    _argument("--chat_template", metavar="FILE_OR_NAME", help="a file, or one of the tokenizer's (default: all)"),
     _argument("--html", metavar="FILE", help="write a page for a browser to FILE"),
     _JSON,
     _NO_PAGER,
@@ -635,13 +631,10 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         type=_seconds,
         default="7d",
         metavar="TIME",
-        help="remove blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
+        help="remove blocks unused for so long: 90s, 12h (7d)",
     ),
     _argument(
-        "--max_bytes",
-        type=_bytes,
-        metavar="SIZE",
-        help="then remove blocks, the oldest first, until this size is left: 500MB, 1TB",
+        "--max_bytes", type=_bytes, metavar="SIZE", help="then also others, the oldest first, down to 500MB, 1TB"
     ),
     _argument("--dry_run", action="store_true", help="print what would be removed, and remove nothing"),
     beams=True,

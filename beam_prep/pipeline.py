@@ -157,9 +157,8 @@ class OutputClaim:
         if text is None or not is_manifest(text):
             return False
         manifest = load(text, join(output, MANIFEST))
-        if not same_facts(manifest, self.job.facts) or not self._same_inputs(target, manifest["inputs"]):
-            return False
-        if not target.is_complete(manifest):
+        same = same_facts(manifest, self.job.facts) and self._same_inputs(target, manifest["inputs"])
+        if not same or not target.is_complete(manifest):
             return False
         if self.options.check != "full":
             return True
