@@ -440,8 +440,8 @@ class Shard(beam.PTransform):
             # The earlier steps are unknown, so no other run may use these blocks.
             self.token_cache = TokenCache(self.staging.path("token_cache"), uuid.uuid4().hex)
         self.run = {"started": time.time(), **self.run}
-        same = {each.name: getattr(self, each.name, None) for each in dataclasses.fields(Publisher)}
-        self.publisher = Publisher(**{**same, "layout": self.pack, "launched": launched})
+        same: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in dataclasses.fields(Publisher)}
+        self.publisher = Publisher(**same | {"layout": self.pack, "launched": launched})
         if problem := self.publisher.refusal():
             raise OutputError(problem)
 
