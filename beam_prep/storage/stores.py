@@ -328,7 +328,6 @@ class S3Client:
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
-        from boto3.exceptions import S3UploadFailedError
         from botocore import exceptions
         from botocore.parsers import ResponseParserError
 
@@ -338,8 +337,6 @@ class S3Client:
             yield
         except exceptions.ClientError as error:
             raise _failed(path, error) from None
-        except S3UploadFailedError as error:
-            raise _failed(path, error.__context__) from None
         except (*unavailable, *cut) as error:
             raise StoreUnavailable(str(error)) from None
         except (KeyError, ValueError) as error:  # a header is missing or cut
