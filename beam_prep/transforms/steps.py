@@ -750,6 +750,12 @@ def _keyed(element: Any, buckets: int) -> tuple[int, bytes]:
     return bucket_of(encoded, buckets), encoded
 
 
+def _blocks(
+    group: tuple[int, Iterable[bytes]], sizes: Mapping[int, int], buckets: int, block_bytes: int
+) -> Iterable[Records]:
+    return blocks(*group, sizes, buckets, block_bytes)  # FlatMapTuple takes no side inputs without defaults
+
+
 def _sized(bucket: int, encoded: bytes) -> tuple[int, int]:
     return bucket, line_size(encoded)
 
@@ -811,5 +817,5 @@ class FromRecords(beam.PTransform):
             | "Size" >> beam.MapTuple(_sized).with_output_types(tuple[int, int])
             | "Sizes" >> beam.CombinePerKey(sum).with_output_types(tuple[int, int])
         )
-        made = beam.FlatMapTuple(blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes)
+        made = beam.FlatMap(_blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes)
         return keyed | "Buckets" >> beam.GroupByKey() | "Blocks" >> made.with_output_types(Records)
