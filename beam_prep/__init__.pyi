@@ -30,8 +30,6 @@ from beam_prep.tokens.batch import Segments as Segments
 from beam_prep.tokens.rows import Padding as Padding
 from beam_prep.tokens.rows import RoleMask as RoleMask
 from beam_prep.tokens.tokenizer import Tokenizer as Tokenizer
-from beam_prep.transforms.records import FromRecords as FromRecords
-from beam_prep.transforms.records import ReadJSONL as ReadJSONL
 from beam_prep.transforms.shard import Shard as Shard
 from beam_prep.transforms.steps import AdaptRecords as AdaptRecords
 from beam_prep.transforms.steps import ApplyTemplate as ApplyTemplate
@@ -40,6 +38,7 @@ from beam_prep.transforms.steps import CountBadAnswers as CountBadAnswers
 from beam_prep.transforms.steps import Decontaminate as Decontaminate
 from beam_prep.transforms.steps import FilterByChars as FilterByChars
 from beam_prep.transforms.steps import FilterRecords as FilterRecords
+from beam_prep.transforms.steps import FromRecords as FromRecords
 from beam_prep.transforms.steps import FromRollouts as FromRollouts
 from beam_prep.transforms.steps import FromTokens as FromTokens
 from beam_prep.transforms.steps import KeepFields as KeepFields
@@ -47,6 +46,7 @@ from beam_prep.transforms.steps import KeyRecords as KeyRecords
 from beam_prep.transforms.steps import Labels as Labels
 from beam_prep.transforms.steps import MapRecords as MapRecords
 from beam_prep.transforms.steps import Pad as Pad
+from beam_prep.transforms.steps import ReadJSONL as ReadJSONL
 from beam_prep.transforms.steps import Shift as Shift
 from beam_prep.transforms.steps import SplitPrompt as SplitPrompt
 from beam_prep.transforms.steps import Tokenize as Tokenize

@@ -23,9 +23,8 @@ from beam_prep.tokens.backends import Backend
 from beam_prep.tokens.batch import Check
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms import steps
-from beam_prep.transforms.records import FromRecords, ReadJSONL
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.steps import BlockStep, Tokenize
+from beam_prep.transforms.steps import BlockStep, FromRecords, ReadJSONL, Tokenize
 
 PROVIDERS = Path(__file__).with_name("beam_prep_yaml.yaml")
 """The list of the transforms, for `providers:` in a pipeline: `- include: PATH`."""
@@ -72,10 +71,7 @@ def from_records(buckets: int = 256, block_bytes: int = BLOCK_BYTES) -> FromReco
 
 @_for_yaml
 def prepare(
-    config: ConfigOrPath,
-    tokenizer: str,
-    tokenizer_backend: Backend = "auto",
-    check: Check = "sample",
+    config: ConfigOrPath, tokenizer: str, tokenizer_backend: Backend = "auto", check: Check = "sample"
 ) -> Prepare:
     """Records -> rows: all steps of a config. See `beam_prep.Prepare`.
 

@@ -329,7 +329,7 @@ def _run(given: argparse.Namespace) -> int:
 
     job = Pipeline(**_arguments_of(given), beam_options=[*given.beam_options, *options.changed_options(given)])
     if given.dry_run:
-        from beam_prep.dry_run import dry_run
+        from beam_prep.pipeline import dry_run
 
         _say(dry_run(job).lines())
         return 0
@@ -400,9 +400,7 @@ def _replay(given: argparse.Namespace) -> int:
     _argument("--shortest", action="store_true", help="show the shortest records, 10 or --count"),
     _argument("--longest", action="store_true", help="show the longest records, 10 or --count"),
     _argument("--grep", metavar="PATTERN", help="show records whose text matches a regular expression"),
-    _argument(
-        "--reason", metavar="R", help="show records left out for this reason, or all `rejected`, or all `dropped`"
-    ),
+    _argument("--reason", metavar="R", help="show records left out for this reason, or all `rejected` or `dropped`"),
     _argument("--source", action="store_true", help="with --record: print the line (or row) that it was made of"),
     _argument("--ids", action="store_true", help="show each token's id in front of it"),
     _argument("--html", metavar="FILE", help="write a page for a browser to FILE (default: of 1,000 random records)"),
@@ -509,9 +507,7 @@ def _init(given: argparse.Namespace) -> int:
 
 @_command(
     _argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub"),
-    _argument(
-        "--chat_template", metavar="FILE_OR_NAME", help="a file, or one of the tokenizer's (default: all of them)"
-    ),
+    _argument("--chat_template", metavar="FILE_OR_NAME", help="a file, or one of the tokenizer's (default: all)"),
     _argument("--html", metavar="FILE", help="write a page for a browser to FILE"),
     _JSON,
     _NO_PAGER,
@@ -587,31 +583,28 @@ def _verify(given: argparse.Namespace) -> int:
     found, wrong = _compared(given)
     if given.json:
         print(json.dumps({**found, "problems": wrong}))
-        return bool(wrong)
-    for problem in wrong:
-        print(problem, file=sys.stderr)
-    if wrong and "://" not in given.output and not os.path.isdir(given.output):
-        return 1  # without an output there is no manifest to compare
-    if wrong:
-        count = counted(len(wrong), "problem")
-        print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
-        return 1
-    from beam_prep.inspect.output import size_of
+    elif wrong:
+        if "://" in given.output or os.path.isdir(given.output):  # without an output there is no manifest to compare
+            count = counted(len(wrong), "problem")
+            wrong.append(f"beam-prep: {given.output} is not what its manifest.json says: {count}")
+        print("\n".join(wrong), file=sys.stderr)
+    else:
+        from beam_prep.inspect.output import size_of
 
-    line = f"{given.output}: {size_of(found, found['shards'])}, all as manifest.json says"
-    if given.inputs:
-        compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
-        line += f"; {counted(compared, 'input')} read again"
-        line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
-    print(line)
-    return 0
+        line = f"{given.output}: {size_of(found, found['shards'])}, all as manifest.json says"
+        if given.inputs:
+            compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
+            line += f"; {counted(compared, 'input')} read again"
+            line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
+        print(line)
+    return int(bool(wrong))
 
 
 def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """What `verify` found out about an output, and the problems."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.dataset import ALL, open_dataset
-    from beam_prep.storage.stores.objects import read_bytes
+    from beam_prep.storage.stores import read_bytes
     from beam_prep.verify import numbers
 
     found: dict[str, Any] = {"output": given.output}
@@ -642,13 +635,10 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         type=_seconds,
         default="7d",
         metavar="TIME",
-        help="remove blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
+        help="remove blocks unused for so long: 90s, 12h (7d)",
     ),
     _argument(
-        "--max_bytes",
-        type=_bytes,
-        metavar="SIZE",
-        help="then remove blocks, the oldest first, until this size is left: 500MB, 1TB",
+        "--max_bytes", type=_bytes, metavar="SIZE", help="then also others, the oldest first, down to 500MB, 1TB"
     ),
     _argument("--dry_run", action="store_true", help="print what would be removed, and remove nothing"),
     beams=True,

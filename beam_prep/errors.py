@@ -36,8 +36,6 @@ class BeamPrepError(Exception):
 class ConfigError(BeamPrepError, ValueError):
     """The config is wrong; the message lists every problem with its place in the config."""
 
-    exit_code = 2
-
 
 class InputError(BeamPrepError):
     """An input cannot be read: it is missing, a directory, damaged, or it changed during the run."""
@@ -47,8 +45,6 @@ class InputError(BeamPrepError):
 
 class TokenizerError(BeamPrepError):
     """The tokenizer cannot be loaded or used."""
-
-    exit_code = 2
 
 
 class OutputError(BeamPrepError):
@@ -97,6 +93,12 @@ class UserFunctionError(BeamPrepError):
     """A user's function raised on a record; the message names the file and the offset."""
 
     exit_code = 3
+
+
+def check_planned(what: str, found: int, planned: int) -> None:
+    """Raises EngineError if the runner gave more or fewer than were planned."""
+    if found != planned:
+        raise EngineError(f"the runner gave {found:,} {what}, {planned:,} were planned: run again")
 
 
 _NAMES = "EACCES EPERM EROFS ENOTDIR EEXIST EISDIR ENAMETOOLONG ELOOP ENOENT EINVAL ENOTSUP"

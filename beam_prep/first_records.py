@@ -6,9 +6,8 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import filesize
 
@@ -17,6 +16,7 @@ from beam_prep.audit import FIRST_CHECKS, findings
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
+from beam_prep.data.rendered import Rendered
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.cached_block import encode_block
@@ -35,11 +35,12 @@ from beam_prep.storage.inputs import advice_on, check_heads, first_records
 from beam_prep.storage.output import Staging
 from beam_prep.storage.publish import EarlierOutput
 from beam_prep.storage.shipped import References
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenizer import Tokenizer
+from beam_prep.transforms.steps import Decontaminate
 
 log = logging.getLogger("beam_prep")
 
@@ -116,17 +117,13 @@ class FirstRecords:
             if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 found[f"{path}: {text}"] = None
             found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
-            if key is not None and looked and not any(key in row for row in looked):
+            domains = [] if key is None else [row.get(key) for row in looked]
+            given = [each for each in domains if each is not None]  # some records may lack it
+            if wrong := [each for each in given if isinstance(each, int | float)] if given else domains:
                 found[
-                    f"{path}: output.domain_key {key!r} is in none of {counted(len(looked), 'record')}: they are in "
-                    "the domain '__default__'; name a field of the records, not one within another field"
-                ] = None
-            numbers = [row[key] for row in looked if key is not None and isinstance(row.get(key), int | float)]
-            if numbers:
-                found[
-                    f"{path}: output.domain_key {key!r} is a number or a boolean (as {json.dumps(numbers[0])}) in "
-                    f"{len(numbers)} of {len(looked)} records: these are in the domain '__default__'; write it as a "
-                    "text for a domain of its own"
+                    f"{path}: output.domain_key {key!r} is no text (but {json.dumps(wrong[0])}) in {len(wrong)} of "
+                    f"{counted(len(looked), 'record')}: these are in the domain '__default__'; name a field of the "
+                    "records that holds texts, not one within another field"
                 ] = None
             if blocks := _drawn(files):
                 samples.append(sample_of(blocks, part, self.tokenizer, files))
@@ -155,8 +152,10 @@ class FirstRecords:
             return wanted
         texts: list[str] = []
         for part, files in encoded[:_GROUPS_PROBED]:
-            steps = recipe.text_steps(part, self.tokenizer, references)
-            texts += [text for block in _drawn(files) for text in _texts(block, steps)]
+            # What `decontaminate` leaves out stays in.
+            steps = recipe.mask_steps(part, self.tokenizer, references=references)
+            steps = [step for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate)]
+            texts += [text for block in _drawn(files) for text in _texts(recipe.run_steps(steps, block))]
         chosen, problem = choose(self.tokenizer, wanted, texts)
         if problem is not None:
             log.info("%s", problem)
@@ -202,10 +201,8 @@ class FirstRecords:
         return [(part, files[group]) for group, part in enumerate(self.config.parts())]
 
 
-def _texts(block: Any, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
+def _texts(block: Rendered) -> list[str]:
     """Texts of a block, ready to encode."""
-    for step in steps:
-        block = step(block)
     return [text[:_PROBE_CHARACTERS] for each in block.pieces.values() for text in each.texts[:_PROBES]]
 
 

@@ -16,7 +16,7 @@ from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
 from beam_prep.config.pipeline_config import with_template
-from beam_prep.data.block import ALIVE, DROPPED, TEXT_LIMIT
+from beam_prep.data.block import ALIVE, DROPPED, TEXT_LIMIT, AnyPath
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import metadata_value, placed
 from beam_prep.errors import ConfigError, TokenizerError
@@ -31,7 +31,7 @@ from beam_prep.sample import Part, Sample, opened, sample_of, today
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.testing import records
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -42,11 +42,11 @@ _PROBLEMS = 10  # shown one by one
 
 def preview(
     inputs: Sequence[str] | str | None,
-    config: PipelineConfig | str | os.PathLike[str],
-    tokenizer_path: str | os.PathLike[str],
+    config: PipelineConfig | AnyPath,
+    tokenizer_path: AnyPath,
     *,
     ids: bool = False,
-    html: str | os.PathLike[str] | None = None,
+    html: AnyPath | None = None,
     pager: bool = False,
     **chosen: Any,
 ) -> None:
@@ -219,10 +219,10 @@ class Case(NamedTuple):
 
 
 def template(
-    tokenizer_path: str | os.PathLike[str],
+    tokenizer_path: AnyPath,
     chat_template: str | None = None,
     *,
-    html: str | os.PathLike[str] | None = None,
+    html: AnyPath | None = None,
     as_json: bool = False,
     pager: bool = False,
 ) -> None:

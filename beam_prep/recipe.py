@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import apache_beam as beam
@@ -16,49 +16,27 @@ from beam_prep.chat.apply import COMPARED
 from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.config.combinations import position_ids_mode_of
-from beam_prep.data.block import InputFile
+from beam_prep.data.block import AnyPath, AnyPaths, InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
-from beam_prep.options import RunOptions
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records
 from beam_prep.reading.sources import source_of
 from beam_prep.shards.compose import Compose, DomainMix, Splits
 from beam_prep.shards.layout import Chunking, Layout
 from beam_prep.shards.pack import longest_row
-from beam_prep.storage.files import join, list_inputs, total_size
-from beam_prep.storage.output import Staging
+from beam_prep.storage.files import list_inputs, total_size
 from beam_prep.storage.publish import library_version
-from beam_prep.storage.shipped import References, load_tokenizer, read_references, ship, ship_references
-from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.shipped import References, load_tokenizer, read_references
+from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
-from beam_prep.tokens.batch import IN_FULL, Batch, CachePolicy, Check, first_difference
+from beam_prep.tokens.batch import IN_FULL, Batch, Check, first_difference
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.records import ByGroup
+from beam_prep.transforms import steps
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.steps import (
-    AdaptRecords,
-    ApplyTemplate,
-    BlockStep,
-    BuildMask,
-    CountBadAnswers,
-    Decontaminate,
-    FilterByChars,
-    FromRollouts,
-    FromTokens,
-    InDomain,
-    KeepFields,
-    KeyRecords,
-    Labels,
-    Shift,
-    SplitPrompt,
-    Tokenize,
-    Truncate,
-)
+from beam_prep.transforms.steps import BlockStep, ByGroup
 
 GROUP_FILES = "group_files"
 """The fact with the number of input files of each of `input.groups`, in order."""
@@ -73,7 +51,7 @@ _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 _BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
 
-def read_config(given: PipelineConfig | dict[str, Any] | str | os.PathLike[str]) -> PipelineConfig:
+def read_config(given: PipelineConfig | dict[str, Any] | AnyPath) -> PipelineConfig:
     """A config as it may be given: as it is, as a dict, or a file, local or in a store, with its chat template.
 
     Raises:
@@ -91,7 +69,7 @@ def read_config(given: PipelineConfig | dict[str, Any] | str | os.PathLike[str])
     return PipelineConfig.from_text(text, name, read_bytes, files="below")
 
 
-def tokenizer_of(config: PipelineConfig, path: str | os.PathLike[str]) -> Tokenizer:
+def tokenizer_of(config: PipelineConfig, path: AnyPath) -> Tokenizer:
     """The tokenizer of a job, with the chat template of its config. The output keeps it."""
     loaded, template = load_tokenizer(os.fspath(path)), config.input.chat_template
     return loaded if template is None else loaded.with_template(template)
@@ -184,32 +162,32 @@ def mask_steps(
     """The steps from records to ids and masks, before truncation. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
-    domain = [] if given.domain is None else [InDomain(given.domain)]
-    steps = key_steps(config)
+    domain = [] if given.domain is None else [steps.InDomain(given.domain)]
+    made = key_steps(config)
     if (use := config.field_use).answers:
-        steps.append(CountBadAnswers(use))
+        made.append(steps.CountBadAnswers(use))
     if config.output.keep_fields:
-        steps.append(KeepFields(config.output.keep_fields))
+        made.append(steps.KeepFields(config.output.keep_fields))
     compared: list[BlockStep] = []
     if (rule := preprocessing.decontaminate) is not None:
         source = references or read_references(rule.against, rule.field, rule.ngram).index
-        compared.append(Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
+        compared.append(steps.Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
     if given.rollouts is not None:
-        return [*steps, *compared, FromRollouts(given.rollouts.fields, tokenizer, domain_key), *domain]
+        return [*made, *compared, steps.FromRollouts(given.rollouts.fields, tokenizer, domain_key), *domain]
     outputs = outputs_of(config)
     if given.tokenized:
-        return [*steps, *compared, FromTokens(outputs[0], tokenizer, domain_key), *domain]
+        return [*made, *compared, steps.FromTokens(outputs[0], tokenizer, domain_key), *domain]
     if given.adapter is not None:
-        steps.append(AdaptRecords(given.adapter.build()))
+        made.append(steps.AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
-        steps.append(FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
-    steps += compared
+        made.append(steps.FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
+    made += compared
     conversations = COMPARED if check == "sample" else 0 if check is None else None
     return [
-        *steps,
-        ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), conversations),
-        Tokenize(tokenizer, backend, check == "sample"),
-        BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
+        *made,
+        steps.ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), conversations),
+        steps.Tokenize(tokenizer, backend, check == "sample"),
+        steps.BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
         *domain,
     ]
 
@@ -220,7 +198,9 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     if output.splits is None and rule is None:
         return []
     by, normalize = ([], "none") if rule is None else (rule.by or sorted(config.field_use.tokens), rule.normalize)
-    return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
+    return [
+        steps.KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)
+    ]
 
 
 def compose(config: PipelineConfig, inputs: Iterable[InputFile] | None = None) -> Compose:
@@ -255,14 +235,14 @@ _BUCKET_BYTES = 1 << 30
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     """The steps from ids and masks to the rows of a block."""
     preprocessing = config.preprocessing
-    steps: list[BlockStep] = []
+    made: list[BlockStep] = []
     if preprocessing.truncation_mode != "chunk":  # `Layout.chunking` cuts chunks when a shard is written
-        steps.append(Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
+        made.append(steps.Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
     if config.output.columns == "prompt_completion":
-        steps.append(SplitPrompt(preprocessing.rows_without_loss))
+        made.append(steps.SplitPrompt(preprocessing.rows_without_loss))
     if config.output.columns == "labels":
-        steps.append(Shift() if preprocessing.shift else Labels())
-    return steps
+        made.append(steps.Shift() if preprocessing.shift else steps.Labels())
+    return made
 
 
 def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
@@ -272,9 +252,7 @@ def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
     return block
 
 
-def inputs_of(
-    config: PipelineConfig, given: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
-) -> list[InputFile]:
+def inputs_of(config: PipelineConfig, given: AnyPaths | None) -> list[InputFile]:
     """The input files of a job, in order: the given ones, or those of the config's groups.
 
     Args:
@@ -315,15 +293,6 @@ def inputs_of(
 def files_of_groups(files: Iterable[InputFile]) -> list[int]:
     """The number of files of each group; [] without groups. The files of a group are adjacent."""
     return [sum(1 for _ in run) for group, run in itertools.groupby(file.group for file in files) if group is not None]
-
-
-def text_steps(
-    config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
-) -> tuple[Callable[[Any], Any], ...]:
-    """The functions of `chain` that make texts of records, without a comparison with the reference, and without
-    `decontaminate`: what it leaves out stays in. For the arguments see `chain`."""
-    steps = mask_steps(config, tokenizer, references=references)
-    return tuple(step.step() for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate))
 
 
 def check_in_full(
@@ -453,14 +422,6 @@ def references_of(config: PipelineConfig) -> References | None:
     return None if rule is None else read_references(rule.against, rule.field, rule.ngram)
 
 
-def shipped(
-    tokenizer: Tokenizer, references: References | None, folder: str, here: bool
-) -> tuple[Tokenizer, IndexSource | None]:
-    """Tokenizer and evaluation data as workers get them. `here`: they are on this machine, and have its folders."""
-    index = None if references is None else ship_references(references, folder)
-    return tokenizer if here else ship(tokenizer, folder), index
-
-
 def facts(
     config: PipelineConfig,
     tokenizer: Tokenizer,
@@ -522,22 +483,6 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     # Unsorted: the order of sources matters.
     text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def token_cache(job_facts: dict[str, Any], options: RunOptions, staging: Staging, single_use: bool) -> TokenCache:
-    """The token cache of a job, in `staging` if the options name no folder. For `single_use` see `TokenCache`."""
-    given = options.cache_dir
-    folder = (
-        join(staging.root, "token_cache") if given is None else os.path.abspath(given) if is_local(given) else given
-    )
-    return TokenCache(
-        folder,
-        cache_recipe(job_facts),
-        single_use=single_use,
-        trust=CachePolicy(options.tokenizer_backend, options.check),
-        kept=given is not None,
-        groups=group_recipes(job_facts),
-    )
 
 
 def group_recipes(job_facts: dict[str, Any]) -> tuple[str, ...]:

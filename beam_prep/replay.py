@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
+from beam_prep.data.block import AnyPath
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError, FormatError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, TOKENIZER
 from beam_prep.hints import counted
 from beam_prep.options import RunOptions
-from beam_prep.pipeline import Pipeline, Result
+from beam_prep.pipeline import Pipeline, Result, set_beam_options
 from beam_prep.readers.dataset import ALL, Dataset, open_dataset
 from beam_prep.reading.sources import place_at
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import same_facts
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import read_bytes
 from beam_prep.storage.versions import Versions
 
 _COMPARED = ("ids", "mask", "labels", "weights", "token_value", "value", "text")
@@ -149,17 +149,15 @@ class Replay:
 
     def __init__(
         self,
-        output: str | os.PathLike[str],
-        config: PipelineConfig | str | os.PathLike[str] | None = None,
+        output: AnyPath,
+        config: PipelineConfig | AnyPath | None = None,
         *,
-        output_dir: str | os.PathLike[str] | None = None,
-        tokenizer_path: str | os.PathLike[str] | None = None,
+        output_dir: AnyPath | None = None,
+        tokenizer_path: AnyPath | None = None,
         beam_options: Sequence[str] | PipelineOptions | None = None,
         **options: Any,
     ) -> None:
-        if beam_options is not None:
-            given = beam_options if isinstance(beam_options, PipelineOptions) else PipelineOptions(list(beam_options))
-            FileSystems.set_options(given)
+        set_beam_options(beam_options)
         root = normalise_path(os.fspath(output))
         latest = Versions(root).latest()
         self.output = root if latest is None else join(root, latest)

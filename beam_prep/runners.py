@@ -20,18 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from apache_beam.metrics.metric import MetricsFilter
-from apache_beam.options.pipeline_options import (
-    DebugOptions,
-    DirectOptions,
-    FlinkRunnerOptions,
-    GoogleCloudOptions,
-    PipelineOptions,
-    PortableOptions,
-    PrismRunnerOptions,
-    SetupOptions,
-    StandardOptions,
-    WorkerOptions,
-)
+from apache_beam.options import pipeline_options as beams
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
@@ -56,7 +45,7 @@ def plain_size(inputs: Iterable[InputFile]) -> int:
     return sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs)
 
 
-class JobOptions(PipelineOptions):
+class JobOptions(beams.PipelineOptions):
     """Options that Beam does not know: one of its Flink job server, and our own, which a runner's console shows."""
 
     @classmethod
@@ -94,7 +83,7 @@ class WorkerProcesses(FnApiRunner):
         command = f"echo $$ >> {notes}; trap '' INT; export {settings}; exec {worker} {hidden}"
         super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
-    def run_pipeline(self, pipeline: Any, options: PipelineOptions) -> Any:
+    def run_pipeline(self, pipeline: Any, options: beams.PipelineOptions) -> Any:
         """See Beam's `FnApiRunner.run_pipeline`.
 
         Raises:
@@ -170,7 +159,7 @@ class Engine(NamedTuple):
     """
 
     runner: Any
-    options: PipelineOptions
+    options: beams.PipelineOptions
     how: str
 
     @property
@@ -179,7 +168,7 @@ class Engine(NamedTuple):
         return isinstance(self.runner, FnApiRunner)
 
 
-def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> Engine:
+def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -> Engine:
     """Chooses a runner. Never chooses one that would download something.
 
     `DirectRunner` means the in-process runner: Beam's own runner of that name would first download a binary.
@@ -191,12 +180,12 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> Engi
     Raises:
         ConfigError: an option that the runner needs is missing.
     """
-    name = options.view_as(StandardOptions).runner
+    name = options.view_as(beams.StandardOptions).runner
     if _name_of(options) != "DirectRunner":
         chosen = _set_defaults(options, _name_of(options))
         words = ", ".join(f"{option}={value}" for option, value in chosen.items())
         return Engine(name, options, f"runner: {name}{f' with {words}' if words else ''}")
-    direct = options.view_as(DirectOptions)
+    direct = options.view_as(beams.DirectOptions)
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
         direct.direct_num_workers = 1 if plain_size(inputs) <= SMALL_INPUT else cores()
@@ -215,16 +204,16 @@ _MOST_WORKERS = 16
 """Most workers for one file: with more, most of the time would go into decompressing it again."""
 
 
-def workers_of(options: PipelineOptions) -> int:
+def workers_of(options: beams.PipelineOptions) -> int:
     """About how many workers a job will have, at most `_MOST_WORKERS`; 1 if unknown.
 
     Args:
         options: the options of the `Engine` from `choose_runner`.
     """
-    runner, workers = _name_of(options), options.view_as(WorkerOptions)
+    runner, workers = _name_of(options), options.view_as(beams.WorkerOptions)
     found = {
-        "DirectRunner": options.view_as(DirectOptions).direct_num_workers,
-        "FlinkRunner": options.view_as(FlinkRunnerOptions).parallelism,
+        "DirectRunner": options.view_as(beams.DirectOptions).direct_num_workers,
+        "FlinkRunner": options.view_as(beams.FlinkRunnerOptions).parallelism,
         "DataflowRunner": workers.max_num_workers or workers.num_workers,
     }.get(runner)
     return max(1, min(found or 1, _MOST_WORKERS))
@@ -243,7 +232,7 @@ _READ_BY = {
 """Options that not every runner reads."""
 
 
-def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
+def without_effect(options: beams.PipelineOptions, wait: bool = True) -> list[str]:
     """The given options that have no effect with this runner: one sentence for each of the other runners.
 
     Args:
@@ -263,38 +252,38 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
     return found
 
 
-def _name_of(options: PipelineOptions) -> str:
+def _name_of(options: beams.PipelineOptions) -> str:
     """The name of the runner; `DirectRunner` for all that work in this process."""
-    name = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
-    known = {each.lower(): each for each in StandardOptions.KNOWN_RUNNER_NAMES}  # Beam takes `flink`, too
+    name = str(options.view_as(beams.StandardOptions).runner or "DirectRunner").rpartition(".")[2]
+    known = {each.lower(): each for each in beams.StandardOptions.KNOWN_RUNNER_NAMES}  # Beam takes `flink`, too
     name = known.get(name.lower()) or known.get(f"{name}runner".lower(), name)
     return "DirectRunner" if name == "FnApiRunner" else name
 
 
-def _given(options: PipelineOptions) -> set[str]:
+def _given(options: beams.PipelineOptions) -> set[str]:
     """Names of the options that were set. If a value equals the default, only the flags show that it was set."""
     return set(options.get_all_options(drop_default=True)) | {
         flag.lstrip("-").partition("=")[0] for flag in options._flags or ()
     }
 
 
-def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
+def _set_defaults(options: beams.PipelineOptions, runner: str) -> dict[str, Any]:
     """Sets the options that suit our jobs on this runner, except those that the user set. Returns the new values."""
-    wanted: dict[str, tuple[type[PipelineOptions], Any]] = {}
+    wanted: dict[str, tuple[type[beams.PipelineOptions], Any]] = {}
     if runner == "FlinkRunner":
         # A stage hands its data on when it is done. So after a failure only that stage is repeated.
         wanted["execution_mode_for_batch"] = JobOptions, "BATCH_FORCED"
         page = flink_page(options)
         if page is not None and (slots := _flink_slots(page)):
             # Beam's defaults are one slot, and one Python process for all slots of a machine.
-            wanted["parallelism"] = FlinkRunnerOptions, slots[0]
-            wanted["sdk_worker_parallelism"] = PortableOptions, slots[1]
+            wanted["parallelism"] = beams.FlinkRunnerOptions, slots[0]
+            wanted["sdk_worker_parallelism"] = beams.PortableOptions, slots[1]
     elif runner == "DataflowRunner":
         # By default 12 threads share one Python interpreter and hold 12 blocks.
-        wanted["number_of_worker_harness_threads"] = DebugOptions, 1
-        wanted["save_main_session"] = SetupOptions, False
-    elif runner == "PrismRunner" and not options.view_as(PrismRunnerOptions).prism_location:
-        portable = options.view_as(PortableOptions)
+        wanted["number_of_worker_harness_threads"] = beams.DebugOptions, 1
+        wanted["save_main_session"] = beams.SetupOptions, False
+    elif runner == "PrismRunner" and not options.view_as(beams.PrismRunnerOptions).prism_location:
+        portable = options.view_as(beams.PortableOptions)
         if not portable.job_endpoint:
             raise ConfigError(
                 "PrismRunner without --prism_location: Beam would download a program from GitHub. If you want that, "
@@ -365,7 +354,7 @@ class Job:
         options = self.engine.options
         page = flink_page(options)
         if _name_of(options) == "DataflowRunner":
-            cloud = options.view_as(GoogleCloudOptions)
+            cloud = options.view_as(beams.GoogleCloudOptions)
             page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{self.id}?project={cloud.project}"
         found = {name: value for name, value in (("id", self.id), ("url", page)) if value is not None}
         if found:
@@ -427,11 +416,11 @@ class Job:
             raise EngineError(f"the job ended as {state}: look at the runner's own log, and run again")
 
 
-def flink_page(options: PipelineOptions) -> str | None:
+def flink_page(options: beams.PipelineOptions) -> str | None:
     """The address of a Flink cluster's console and REST interface; None if it is not given, or on another runner."""
     if _name_of(options) != "FlinkRunner":
         return None
-    master = options.view_as(FlinkRunnerOptions).flink_master
+    master = options.view_as(beams.FlinkRunnerOptions).flink_master
     if not master or master.startswith("["):  # Beam starts a cluster, or the job server knows one
         return None
     return str(master) if "://" in master else f"http://{master}"

@@ -5,7 +5,6 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 
 import functools
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import ALIVE, InputFile, Ledger, drawn
+from beam_prep.data.block import ALIVE, AnyPath, InputFile, Ledger, drawn
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import Rendered
@@ -423,12 +422,6 @@ class Sample:
             ledger=LedgerTotals(lines, blank, self.kept[0], self.counts("dropped"), self.counts("rejected")),
             counters=self.counts("counter"),
             inputs=[{"path": file.path} for file in self.files],
-            columns=(),
-            domains={},
-            shards_of={},
-            blocks=len(self.parts),
-            reused=0,
-            made={},
             roles=self.roles,
             drops=tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)),
             first_rejects=tuple(rejects),
@@ -537,7 +530,7 @@ class Sample:
 
 
 def opened(
-    inputs: Sequence[str] | str | None, config: PipelineConfig | str | os.PathLike[str], tokenizer_path: Any
+    inputs: Sequence[str] | str | None, config: PipelineConfig | AnyPath, tokenizer_path: Any
 ) -> tuple[PipelineConfig, list[InputFile], Tokenizer]:
     """The config, the files of the input and the tokenizer. Raises what a run with these arguments would raise."""
     config = read_config(config)

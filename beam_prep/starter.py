@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from beam_prep.audit import Audit, as_lines
 from beam_prep.audit.of_tokens import adds_eos
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile, Reject
+from beam_prep.data.block import AnyPath, InputFile, Reject
 from beam_prep.errors import InputError, OutputError
 from beam_prep.hints import VISIBLE
 from beam_prep.reading.adapters import ROLES, message_list
@@ -39,7 +39,7 @@ class Shape:
     """A shape of records. All records that fit one config have equal shapes.
 
     Attributes:
-        kind: one of `_SAYS`: the shapes in docs/which_config.md.
+        kind: one of `_KINDS`: the shapes in docs/which_config.md.
         fields: the fields of the shape, in the order of its kind.
         detail: the kind of values in the fields, "text", "messages" or "sharegpt"; "grouped" for rollouts with lists of
             responses.
@@ -51,23 +51,10 @@ class Shape:
 
     def __str__(self) -> str:
         names = " and ".join(map(repr, self.fields))
-        return _SAYS[self.kind].format(names=names, detail=_DETAILS.get(self.detail, self.detail))
+        return _KINDS[self.kind][1].format(names=names, detail=_DETAILS.get(self.detail, self.detail))
 
 
 _DETAILS = {"text": "texts", "messages": "messages", "sharegpt": "items of from and value", "grouped": "lists"}
-_SAYS = {
-    "rollouts": "ids of prompts and sampled responses in {names}",
-    "prompts": "ids of prompts in {names}",
-    "tokenized": "ids in {names}: tokenised already",
-    "preference": "preference pairs in {names}, {detail}",
-    "unpaired": "answers that are good or bad (unpaired preference) in {names}, {detail}",
-    "sampled": "a prompt ({detail}) and sampled responses in {names}",
-    "messages": "conversations in {names}: messages of role and content",
-    "sharegpt": "conversations in {names}: items of from and value (ShareGPT)",
-    "completion": "messages of a prompt and of what follows it in {names}",
-    "pair": "a question and its answer in {names}, texts",
-    "text": "texts in {names}",
-}
 
 _PAIRS = (
     ("instruction", "output"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "response"),
@@ -293,7 +280,7 @@ class Draft:
 def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
     """The config for the shape that was found, without `max_seq_len`."""
     made, shape = Draft(), found.shape
-    _DRAFTS[shape.kind](made, shape, found.records, tokenizer)
+    _KINDS[shape.kind][0](made, shape, found.records, tokenizer)
     if tokenizer is None:
         made.open.append("no tokenizer was given: whether it has a chat template, and what it writes, is not known")
     elif tokenizer.id_of("eos_token") is None:
@@ -535,19 +522,20 @@ def _tokenized(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: 
     made.open.append("the ids must be those of the tokenizer that you give to the run")
 
 
-_DRAFTS = {
-    "messages": _messages,
-    "sharegpt": _messages,
-    "completion": _completion,
-    "pair": _pair,
-    "text": _text,
-    "preference": _preference,
-    "unpaired": _unpaired,
-    "sampled": _sampled,
-    "rollouts": _rollouts,
-    "prompts": _rollouts,
-    "tokenized": _tokenized,
+_KINDS: Mapping[str, tuple[Callable[..., None], str]] = {
+    "rollouts": (_rollouts, "ids of prompts and sampled responses in {names}"),
+    "prompts": (_rollouts, "ids of prompts in {names}"),
+    "tokenized": (_tokenized, "ids in {names}: tokenised already"),
+    "preference": (_preference, "preference pairs in {names}, {detail}"),
+    "unpaired": (_unpaired, "answers that are good or bad (unpaired preference) in {names}, {detail}"),
+    "sampled": (_sampled, "a prompt ({detail}) and sampled responses in {names}"),
+    "messages": (_messages, "conversations in {names}: messages of role and content"),
+    "sharegpt": (_messages, "conversations in {names}: items of from and value (ShareGPT)"),
+    "completion": (_completion, "messages of a prompt and of what follows it in {names}"),
+    "pair": (_pair, "a question and its answer in {names}, texts"),
+    "text": (_text, "texts in {names}"),
 }
+"""Kind of shape -> the function that makes its config, and what is said of it."""
 
 _FOLDERS = ("domain", "lang", "language", "source", "subset", "category")
 
@@ -562,7 +550,7 @@ def _folders(records: Sequence[Record]) -> Iterator[str]:
 
 
 def start(
-    inputs: Sequence[str], path: str | os.PathLike[str], tokenizer_path: str | None = None, overwrite: bool = False
+    inputs: Sequence[str], path: AnyPath, tokenizer_path: str | None = None, overwrite: bool = False
 ) -> list[str]:
     """Writes a config that fits the records, and the reasons for it beside it, with the ending `.md`.
 

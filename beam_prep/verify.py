@@ -22,21 +22,9 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, ShardReader, joined
+from beam_prep.formats import manifest as manifests
 from beam_prep.formats.flat import FlatReader
-from beam_prep.formats.manifest import (
-    MANIFEST,
-    REPORT,
-    RUN,
-    SLICES,
-    TOKENIZER,
-    ShardReceipt,
-    WrittenFile,
-    count_tokens,
-    folder_of_shard,
-    load,
-    output_columns,
-    receipts_of,
-)
+from beam_prep.formats.manifest import MANIFEST, REPORT, RUN, SLICES, TOKENIZER, ShardReceipt, WrittenFile
 from beam_prep.tokens.resolver import FACTS_FILE
 
 VALUES_AT_ONCE = 1 << 20
@@ -202,7 +190,7 @@ class FoundShard:
 
     def add(self, rows: Rows) -> None:
         """Counts and checks the next rows."""
-        counts = count_tokens(rows.columns, rows.part)
+        counts = manifests.count_tokens(rows.columns, rows.part)
         self.tokens.update(counts["tokens"])
         self.trained.update(counts["trained"])
         self.documents += sum(len(lengths.flat) for _, lengths in rows.of("lengths"))
@@ -257,7 +245,7 @@ def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     """
     for damage in manifest_is_as_written(files):
         raise FormatError(damage)
-    shards, rejects = receipts_of(manifest), [WrittenFile(**file) for file in manifest["rejects"]]
+    shards, rejects = manifests.receipts_of(manifest), [WrittenFile(**file) for file in manifest["rejects"]]
     others = [*rejects, *(WrittenFile(**file) for file in manifest["files"])]
     of_shards = (file.path for shard in shards for file in shard.files)
     yield from no_other_files(files, [*of_shards, *(file.path for file in others)])
@@ -287,7 +275,7 @@ def _shard(
     files: OutputFiles, manifest: Mapping[str, Any], shard: ShardReceipt, shards: int, max_id: int | None
 ) -> Iterator[str]:
     """The problems of one of the `shards` of a domain (in a split)."""
-    place, columns = folder_of_shard(manifest, shard.domain, shard.split), output_columns(manifest)
+    place, columns = manifests.folder_of_shard(manifest, shard.domain, shard.split), manifests.output_columns(manifest)
     with files.local([file.path for file in shard.files]) as folder:
         damaged = [problem for file in shard.files for problem in file_is_listed(folder, file)]
         yield from damaged
@@ -344,7 +332,7 @@ def numbers(text: bytes) -> dict[str, Any]:
         `manifest_sha256`; `shards` and `rows`; `tokens` and `trained`, by column; `read`, the number of records that
         were read, and `rejected`, by reason.
     """
-    manifest = load(text, MANIFEST)
+    manifest = manifests.load(text, MANIFEST)
     totals, ledger = manifest["totals"], manifest["ledger"]
     return {
         "manifest_sha256": hashlib.sha256(text).hexdigest(),

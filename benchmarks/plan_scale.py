@@ -60,8 +60,7 @@ from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard
 from beam_prep.storage.token_cache import AT_ONCE, TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.plan import PARTS, RECEIPTS, packed, plan_output, plan_shards
-from beam_prep.transforms.shard import Shard
+from beam_prep.transforms.shard import PARTS, RECEIPTS, Shard, packed, plan_output, plan_shards
 
 SEED = 20250811
 BLOCK_BYTES = 8 * 1024 * 1024

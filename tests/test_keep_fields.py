@@ -17,7 +17,7 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect
-from beam_prep.readers.source import source_lines
+from beam_prep.inspect.row import source_lines
 from tests.conftest import write_lines
 from tests.test_configs import DIGESTS, digest
 

@@ -20,8 +20,8 @@ from beam_prep.formats import cached_block as files
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.shards.receipts import BlockReceipt
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import ANY
+from beam_prep.storage import stores
+from beam_prep.storage.stores import ANY
 from beam_prep.storage.token_cache import TokenCache
 from tests.conftest import ROOT, tree
 from tests.storage.conftest import store as store
@@ -399,7 +399,7 @@ def test_a_damaged_block_in_a_store_is_found_and_set_aside(block: Block, store: 
     token_cache = replace(block.token_cache, folder="mem://bucket/token_cache")
     path = f"{token_cache.folder}/{block.name}"
     for ending, whole in block.whole.items():
-        objects.put(path + ending, whole)
+        stores.put(path + ending, whole)
     assert block.read(token_cache) == block.seen
     data = bytearray(block.whole[ROWS])
     data[len(data) // 2] ^= 8

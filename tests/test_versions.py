@@ -16,7 +16,7 @@ import beam_prep as bp
 from beam_prep import cli
 from beam_prep.errors import ConfigError, FormatError, OutputError, RunError
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.storage.stores import objects
+from beam_prep.storage import stores
 from beam_prep.storage.versions import Versions
 from tests.conftest import ROOT
 from tests.storage.conftest import store as store
@@ -129,7 +129,7 @@ OUT = "mem://bucket/out"
 
 
 def stored() -> set[str]:
-    return {found.path.removeprefix("mem://bucket/").split("/shard_")[0] for found in objects.listed("mem://bucket/")}
+    return {found.path.removeprefix("mem://bucket/").split("/shard_")[0] for found in stores.listed("mem://bucket/")}
 
 
 def test_a_store_has_a_pointer_and_removes_the_oldest(store: MemoryStore, run: Run) -> None:
@@ -142,7 +142,7 @@ def test_a_store_has_a_pointer_and_removes_the_oldest(store: MemoryStore, run: R
 
 
 def remove(name: str) -> None:
-    objects.delete(found.path for found in objects.listed(f"{OUT}/{name}/"))
+    stores.delete(found.path for found in stores.listed(f"{OUT}/{name}/"))
 
 
 def test_a_version_in_a_store_that_was_removed_by_hand_is_not_counted(store: MemoryStore, run: Run) -> None:
@@ -176,7 +176,7 @@ def test_the_next_run_ends_the_removal_of_a_version_in_a_store(
 
 
 def test_a_version_of_inputs_in_a_store_is_up_to_date_by_its_own_checksum(store: MemoryStore) -> None:
-    objects.put("mem://bucket/in.jsonl", rows(3).encode())
+    stores.put("mem://bucket/in.jsonl", rows(3).encode())
     config = bp.PipelineConfig.from_dict(TEXT)
     for again in (False, True):
         made = Pipeline(config, "mem://bucket/in.jsonl", OUT, ROOT / "examples/tokenizer", keep_versions=2)
@@ -186,7 +186,7 @@ def test_a_version_of_inputs_in_a_store_is_up_to_date_by_its_own_checksum(store:
 def test_a_local_output_may_have_its_unfinished_files_in_a_store(store: MemoryStore, run: Run, tmp_path: Path) -> None:
     assert len(bp.open(run(3, staging="mem://bucket/staging").output)) == 3
     assert run(3, staging="mem://bucket/staging").up_to_date
-    assert not objects.listed("mem://bucket/staging/")
+    assert not stores.listed("mem://bucket/staging/")
 
 
 @pytest.mark.parametrize("is_copied", [True, False], ids=["a copy of a version", "removed"])

@@ -17,8 +17,8 @@ import pytest
 from beam_prep import recipe
 from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
+from beam_prep.storage import stores
 from beam_prep.storage.shipped import TokenizerFolder, ship
-from beam_prep.storage.stores import client
 from beam_prep.tokens import resolver as resolve
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, tree
@@ -123,7 +123,7 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
         return shipped
 
     with monkeypatch.context() as patch:
-        patch.setattr(client, "RETRY_SECONDS", 0.5)
+        patch.setattr(stores, "RETRY_SECONDS", 0.5)
         patch.setattr(recipe, "ship", lose)
         launch = job(tmp_path / "out", tokenizer_path)
         with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):

@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "of equal records the first is left out, and named as its own copy",
-        "transforms/plan.py",
+        "transforms/shard.py",
         "found.take(copies), found.take(first[copies])",
         "found.take(first[copies]), found.take(copies)",
         "tests/compose/test_jobs.py -k sequential_program",

@@ -6,6 +6,7 @@ user's filter or map may give any other reason.
 
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Metadata
 from beam_prep.errors import RunError, UserFunctionError
+
+AnyPath = str | os.PathLike[str]
+AnyPaths = Sequence[AnyPath] | AnyPath
+"""One path or glob, or several."""
 
 Reason = str
 """A key of `REJECTED`; or, of a filter or map of a user, anything."""

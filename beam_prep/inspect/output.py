@@ -5,7 +5,6 @@ A report is made from a manifest and a `run.json`, and needs nothing else: no ne
 
 import itertools
 import json
-import os
 import re
 import shlex
 import sys
@@ -20,7 +19,7 @@ import numpy as np
 import orjson
 from rich.text import Text
 
-from beam_prep.data.block import DROPPED, drawn
+from beam_prep.data.block import DROPPED, AnyPath, drawn
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import Column, metadata_value
@@ -28,9 +27,8 @@ from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.hints import VISIBLE, counted, listed
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, Screen, draw, rendered
-from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, beginning, percent
+from beam_prep.inspect.row import InputLines, LeftOut, RowKind, ShownRow, beginning, percent, source_lines
 from beam_prep.readers.dataset import ALL, Dataset, open_dataset
-from beam_prep.readers.source import InputLines, source_lines
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import place_at, place_in
@@ -169,11 +167,7 @@ class RowSource(Protocol):
 
 
 def show(
-    rows: RowSource,
-    chosen: Selection,
-    ids: bool = False,
-    html: str | os.PathLike[str] | None = None,
-    pager: bool = False,
+    rows: RowSource, chosen: Selection, ids: bool = False, html: AnyPath | None = None, pager: bool = False
 ) -> None:
     """Prints rows, or writes a page of them.
 
@@ -317,10 +311,10 @@ def _first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
 
 
 def inspect(
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     ids: bool = False,
-    html: str | os.PathLike[str] | None = None,
+    html: AnyPath | None = None,
     pager: bool = False,
     source: bool = False,
     **chosen: Any,
@@ -508,9 +502,7 @@ _ESCAPED = {code: json.dumps(chr(code))[1:-1] for code in VISIBLE}
 """In JSON, escapes keep the value, and do not control the terminal."""
 
 
-def cat(
-    output: str | os.PathLike[str], count: int | None = None, domain: str | None = None, split: str | None = None
-) -> None:
+def cat(output: AnyPath, count: int | None = None, domain: str | None = None, split: str | None = None) -> None:
     """Prints rows as JSON lines: {"domain": ..., column: [...], ...}; with splits {"split": ..., "domain": ..., ...}.
 
     NaN and infinite values are null in JSON. A column of texts has strings instead of bytes.

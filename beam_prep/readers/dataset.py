@@ -42,8 +42,7 @@ from beam_prep.readers.shards import (
 )
 from beam_prep.readers.views import WHOLE, Mixture, Rows, Tail, View, check, checked, mixture, shuffled, why_not_packed
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, Strategy, plan_packs
-from beam_prep.storage.stores.client import StoreOptions
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import StoreOptions, read_bytes
 from beam_prep.verify import OutputFiles, problems
 
 if TYPE_CHECKING:

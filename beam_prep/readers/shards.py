@@ -33,8 +33,8 @@ from beam_prep.data.schema import Column, metadata_value
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.formats import Row, ShardReader
 from beam_prep.formats.manifest import FAILURE, HIDDEN, LEASE, MANIFEST, READERS, is_outside
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo, StoreOptions, is_local
+from beam_prep.storage import stores
+from beam_prep.storage.stores import Changed, ObjectInfo, StoreOptions, is_local
 from beam_prep.verify import OutputFiles
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Stored:
 
     def _copy(self, file: Mapping[str, Any], path: Path) -> None:
         url = f"{self.url}/{file['path']}"
-        found = objects.find(url)
+        found = stores.find(url)
         if found is None:
             raise FormatError(f"{url}: no such object, though {MANIFEST} lists it")
         if (digest := copied(found, path)) != file["sha256"]:
@@ -287,7 +287,7 @@ class StoredFiles(OutputFiles):
     """
 
     def __init__(self, output: str) -> None:
-        found = {each.path[len(output) + 1 :]: each for each in objects.listed(f"{output}/")}
+        found = {each.path[len(output) + 1 :]: each for each in stores.listed(f"{output}/")}
         # The consoles of stores make "folders": empty objects with a name that ends with "/".
         self._found = {name: each for name, each in found.items() if not name.endswith("/") and name}
 
@@ -322,7 +322,7 @@ def copied(found: ObjectInfo, path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("wb") as copy:
-            reader = objects.Reader(found)
+            reader = stores.Reader(found)
             while part := reader.read(_PART_BYTES):
                 digest.update(part)
                 copy.write(part)
@@ -338,7 +338,7 @@ def no_output(path: str) -> FormatError:
         (left, "is what a failed run left, not an output"),
         (failed, "holds no output, its run failed"),
     ):
-        if os.path.isfile(failure) if is_local(failure) else objects.find(failure) is not None:
+        if os.path.isfile(failure) if is_local(failure) else stores.find(failure) is not None:
             return FormatError(f"{path} {found}: the reason is in {failure}")
     if is_local(path) and not os.path.isdir(path):
         return FormatError(f"{path} is no directory; give the directory that `beam-prep run` made with -o")
@@ -381,7 +381,7 @@ def _end(path: str, pid: int) -> None:
         return
     with contextlib.suppress(OSError, BeamPrepError):
         if not is_local(path):
-            objects.delete([path])
+            stores.delete([path])
             return
         Path(path).unlink()
         for folder in list(Path(path).parents)[:3]:

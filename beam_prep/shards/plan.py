@@ -148,12 +148,12 @@ class Plan:
     ledger: LedgerTotals
     counters: dict[str, int]
     inputs: list[dict[str, Any]]
-    columns: tuple[Column, ...]
-    domains: dict[str, str]
-    shards_of: dict[str, int]
-    blocks: int
-    reused: int
-    made: dict[str, int]
+    columns: tuple[Column, ...] = ()
+    domains: dict[str, str] = field(default_factory=dict)
+    shards_of: dict[str, int] = field(default_factory=dict)
+    blocks: int = 0
+    reused: int = 0
+    made: dict[str, int] = field(default_factory=dict)
     roles: dict[str, dict[str, int]] = field(default_factory=dict)
     drops: tuple[Dropped, ...] = ()
     marks: tuple[Dropped, ...] = ()

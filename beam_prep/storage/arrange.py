@@ -20,7 +20,7 @@ from beam_prep.shards.receipts import Copies, View
 from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, SampleCounts, batches_of
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 
 
@@ -115,7 +115,8 @@ class Scratch:
         if not len(copies):
             return ""
         batch = pa.record_batch(copies.arrays)
-        name = "copies/" + _digest(seal_batches([batch], batch.schema, {}, "")[0])
+        content, _ = seal_batches([batch], batch.schema, {}, "")
+        name = f"copies/{hashlib.sha256(content).hexdigest()[:40]}"
         self._write(name, seal_batches([batch], batch.schema, {}, name))
         return name
 
@@ -152,10 +153,6 @@ class Scratch:
 
     def _path(self, name: str) -> str:
         return join(self.folder, name + ".arrow")
-
-
-def _digest(content: Data) -> str:
-    return hashlib.sha256(content).hexdigest()[:40]
 
 
 @contextmanager
@@ -240,9 +237,9 @@ class Arranger:
                     yield found.rows, found.cut
 
     def survey(self, group: RunGroup) -> SampleCounts:
-        """Counts the tokens of a mix by sample key, for the blocks of a run."""
+        """Counts the tokens of a mix by sample key, for the blocks of a run. Without a mix nothing is counted."""
         counts = SampleCounts()
-        for place in group.places:
+        for place in group.places if group.runs.parts.wanted else ():
             seen, made = self._arranged(place, group.runs, {})
             counts += SampleCounts.of(made, seen.row_index.tokens[made.row], group.runs.parts)
         return counts
@@ -284,8 +281,8 @@ class Arranger:
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
         return RunRows(found, made.key, made.sample, lost)
 
-    def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
-        """The second level: merges a wide range of keys from several runs, and cuts it into bins."""
+    def merge_runs(self, runs: Runs, group: int, wide: int) -> int:
+        """The second level: merges a wide range of keys from several runs, and cuts it into bins. Returns 1 (merge)."""
         first = group * runs.together
         names = [run_name(index) for index in range(first, min(first + runs.together, runs.runs))]
         sources = {name: self.scratch.open_run(name) for name in names}
@@ -299,6 +296,7 @@ class Arranger:
         count = sum(map(len, found))
         whole = RunRows.joined(found, np.arange(count)) if found else RunRows.none()
         self.scratch.write_run(merged_name(group, wide), whole, batches)
+        return 1
 
 
 def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | None:

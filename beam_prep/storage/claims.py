@@ -35,8 +35,7 @@ from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import dump
 from beam_prep.process import lives
 from beam_prep.storage.files import delete, join, write_file, write_if
-from beam_prep.storage.stores.client import StoreOptions, is_local
-from beam_prep.storage.stores.objects import read_version
+from beam_prep.storage.stores import StoreOptions, is_local, read_version
 
 log = logging.getLogger("beam_prep")
 

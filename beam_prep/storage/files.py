@@ -12,7 +12,7 @@ import shutil
 import stat
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +21,13 @@ from typing import Any
 import filelock
 import pyarrow as pa
 
-from beam_prep.data.block import InputFile
+from beam_prep.data.block import AnyPaths, InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError, of_the_system
 from beam_prep.reading.records import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import HEAD_BYTES, by_first_bytes, refusal, source_of
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
-from beam_prep.storage.stores.objects import Reader, read_bytes, read_version
+from beam_prep.storage import stores
+from beam_prep.storage.stores import Changed, ObjectInfo, Reader, is_local, read_bytes, read_version
 
 _PACKED_BYTES = 256 * 1024
 
@@ -39,7 +38,7 @@ DAMAGED_SUFFIX = ".damaged"
 """The ending that a damaged file gets. It is kept for inspection and not used."""
 
 
-def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
+def list_inputs(patterns: AnyPaths) -> list[InputFile]:
     """Lists the files of a job: arguments in the order given, the matches of a glob sorted by bytes.
 
     Args:
@@ -103,7 +102,7 @@ def _match(pattern: str) -> list[InputFile]:
         files = [file for path in sorted(found, key=os.fsencode) for file in _files_of_folder(path) or [path]]
         return [InputFile(path, *file_stat(path), compression_of(path), place=os.path.abspath(path)) for path in files]
     try:
-        stored = objects.match_pattern(pattern)
+        stored = stores.match_pattern(pattern)
     except (StorageError, ConfigError) as error:
         raise type(error)(f"cannot look up {pattern!r}: {error}") from None
     # The consoles of stores create empty objects as folders.
@@ -264,7 +263,7 @@ def _check_unchanged(source: InputFile) -> None:
     if is_local(source.path):
         same = file_stat(source.path, source.place) == (source.size, source.updated)
     else:
-        found = objects.find(source.path)
+        found = stores.find(source.path)
         same = found is not None and found.version == source.version
     if not same:
         raise _changed(source)
@@ -362,7 +361,7 @@ def read_file(path: str) -> Any:
     """
     if is_local(path):
         return pa.memory_map(path)
-    found = objects.find(path)
+    found = stores.find(path)
     if found is None:
         raise FileNotFoundError(path)
     # Token cache objects are written once, so any version is right.
@@ -379,7 +378,7 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     On a disk it is renamed when it is complete. A killed process leaves a file with another name, which `gc` removes.
     """
     if not is_local(path):
-        objects.put(path, b"".join(parts))
+        stores.put(path, b"".join(parts))
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     made = f"{path}.{uuid.uuid4().hex}"
@@ -416,7 +415,7 @@ def write_if(path: str, data: bytes, version: str | None) -> bool:
     """
     if not is_local(path):
         try:
-            objects.put(path, data, version)
+            stores.put(path, data, version)
         except Changed:
             return False
         return True
@@ -440,13 +439,13 @@ def delete(paths: Iterable[str]) -> None:
         else:
             stored.append(path)
     if stored:
-        objects.delete(stored)
+        stores.delete(stored)
 
 
 def listed(folder: str) -> Iterator[ObjectInfo]:
     """The files below a folder, at any depth."""
     if not is_local(folder):
-        yield from objects.listed(f"{folder}/")
+        yield from stores.listed(f"{folder}/")
         return
     for inside, _, names in os.walk(folder):
         for name in names:
@@ -455,12 +454,19 @@ def listed(folder: str) -> Iterator[ObjectInfo]:
                 yield ObjectInfo(path, found.st_size, "", "", found.st_mtime)
 
 
+def names_in(folder: str) -> set[str]:
+    """The names of what is in a folder, files and folders; none if it is missing."""
+    if not is_local(folder):
+        return {found.path[len(folder) + 1 :].partition("/")[0] for found in stores.listed(f"{folder}/")}
+    return {*os.listdir(folder)} if os.path.isdir(folder) else set()
+
+
 def remove_folder(path: str) -> None:
     """Removes a folder with its content. A missing folder is no error."""
     if is_local(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
-        objects.delete(found.path for found in objects.listed(f"{path}/"))
+        stores.delete(found.path for found in stores.listed(f"{path}/"))
 
 
 @contextmanager
@@ -480,13 +486,13 @@ def set_aside(path: str) -> None:
         if is_local(path):
             os.replace(path, path + DAMAGED_SUFFIX)
         else:
-            objects.put(path + DAMAGED_SUFFIX, read_bytes(path))
-            objects.delete([path])
+            stores.put(path + DAMAGED_SUFFIX, read_bytes(path))
+            stores.delete([path])
 
 
 def exists(path: str) -> bool:
     """True if a file exists."""
-    return os.path.exists(path) if is_local(path) else objects.find(path) is not None
+    return os.path.exists(path) if is_local(path) else stores.find(path) is not None
 
 
 def join(folder: str, *names: str) -> str:

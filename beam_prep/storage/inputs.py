@@ -19,7 +19,7 @@ from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records, read_bl
 from beam_prep.reading.sources import GUESS_BYTES, HEAD_BYTES, guess, source_of
 from beam_prep.storage import files
 from beam_prep.storage.files import input_at, open_input
-from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 
 log = logging.getLogger("beam_prep")

@@ -1,6 +1,5 @@
 """The output that a launch writes, on a disk or in a store: its files, its claim, and its publication."""
 
-import contextlib
 import ctypes
 import errno
 import glob
@@ -17,22 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.errors import LockedError, OutputError
-from beam_prep.formats.manifest import (
-    FAILURE,
-    MANIFEST,
-    REPORT,
-    RUN,
-    UNLISTED,
-    ShardReceipt,
-    WrittenFile,
-    dump,
-    is_manifest,
-)
+from beam_prep.formats import manifest as manifests
+from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile
+from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import join, naming, remove_folder, write_file
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, StoreOptions, is_local, shortened
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.files import join, names_in, naming, remove_folder, write_file
+from beam_prep.storage.stores import Changed, StoreOptions, is_local, read_bytes, shortened
 
 _KEPT = ("token_cache", "tokenizers", "references")
 """Folders that stay after a failed run, for the next launch on the same output."""
@@ -47,7 +36,7 @@ class Staging:
         home: like `root`, but always next to the output, whatever `--staging` is: all launches on the output find the
             same claim there, and a directory that was built there can take the output's place.
         launch: the id of this launch.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
     """
 
     root: str
@@ -106,13 +95,8 @@ class Staging:
     def remove_others(self) -> None:
         """Removes the folders of all other launches. Only the launch that holds the claim may call it."""
         for root in {self.root, self.home}:
-            if is_local(root):
-                names = {path.name for path in Path(root).glob("*/")}
-            else:
-                below = [found.path[len(root) + 1 :].partition("/") for found in objects.listed(f"{root}/")]
-                names = {name for name, slash, _ in below if slash}
-            for name in names - {*_KEPT, self.launch}:
-                remove_folder(join(root, name))
+            for name in names_in(root) - {*_KEPT, self.launch}:
+                remove_folder(join(root, name))  # a file stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,34 +120,16 @@ class Damaged(Exception):
     """A file of the earlier output is not what its manifest says."""
 
 
-def _unfinished_file(folder: str) -> str:
-    """A new path in a folder, which is made if it is missing.
-
-    The output's folder is published as it is, so it must hold no incomplete file: a killed attempt may leave one.
-    """
-    os.makedirs(folder, exist_ok=True)
-    return os.path.join(folder, uuid.uuid4().hex)
-
-
 class HashedFile:
-    """A file that is hashed while it is written.
+    """A file that is hashed while it is written."""
 
-    Args:
-        path: its path after `close`.
-        unfinished: the folder of the file before `close`, on the same disk.
-    """
-
-    def __init__(self, path: str, unfinished: str) -> None:
-        self.path = path
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._made = _unfinished_file(unfinished)
-        self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
-        self._digest = hashlib.sha256()
-        self._size = 0
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115  (closed in `close`)
+        self._digest, self._size = hashlib.sha256(), 0
 
     def write(self, data: Any) -> int:
         """Writes bytes; returns how many."""
-        with naming(self.path):
+        with naming(self._file.name):
             self._digest.update(data)
             self._file.write(data)
         size = memoryview(data).nbytes
@@ -171,24 +137,29 @@ class HashedFile:
         return size
 
     def close(self) -> None:
-        with naming(self.path):
+        with naming(self._file.name):
             self._file.close()
-        os.replace(self._made, self.path)
 
     def written(self, name: str) -> WrittenFile:
         return WrittenFile(name, self._size, self._digest.hexdigest())
 
 
 class HashedFiles:
-    """Files that are written at the same time below one local folder. For `unfinished` see `HashedFile`."""
+    """Files that are written at the same time below one local folder."""
 
-    def __init__(self, folder: str, unfinished: str) -> None:
-        self.folder, self.unfinished = folder, unfinished
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self._files: dict[str, HashedFile] = {}
+
+    def path(self, name: str) -> str:
+        """Where a file is; its folder is made if it is missing."""
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
 
     def open(self, name: str) -> BinaryIO:
         """Opens a new file; `name`: its path in the folder."""
-        self._files[name] = HashedFile(os.path.join(self.folder, name), self.unfinished)
+        self._files[name] = HashedFile(self.path(name))
         return self._files[name]  # type: ignore[return-value]
 
     def write(self, name: str, data: bytes) -> None:
@@ -203,10 +174,12 @@ class HashedFiles:
 
 
 @contextmanager
-def temporary_files() -> Iterator[HashedFiles]:
-    """Files in a temporary folder, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
-        yield HashedFiles(folder, folder)
+def temporary_files(within: str | None = None) -> Iterator[HashedFiles]:
+    """Files in a temporary folder, which is removed at the end. `within`: the folder where it is made."""
+    if within is not None:
+        os.makedirs(within, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="beam_prep-", dir=within) as folder:
+        yield HashedFiles(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +232,7 @@ class _Output:
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
         """Replaces only `run.json` and `report.html`, if a run made the same output again."""
         write_file(join(self.path, REPORT), page)
-        write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
+        write_file(join(self.path, RUN), manifests.dump({**run, "launch": self.staging.launch}))
 
 
 class LocalOutput(_Output):
@@ -291,42 +264,38 @@ class LocalOutput(_Output):
         """
         self.check_claim()
 
-    @property
-    def _files(self) -> HashedFiles:
-        return HashedFiles(self.staging.beside_output("output"), self.staging.beside_output("unfinished"))
-
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
-        """Opens new files of a shard. They are kept if the context ends without an error."""
+        """Opens new files of a shard. They are kept if the context ends without an error.
+
+        The folder `output` is published as it is, so it must hold no incomplete file, which a killed attempt may leave.
+        """
         self.check_claim()
-        yield self._files
+        with temporary_files(self.staging.beside_output("unfinished")) as files:
+            yield files
+            made = HashedFiles(self.staging.beside_output("output"))
+            for folder, _, names in os.walk(files.folder):
+                for path in (os.path.join(folder, name) for name in names):
+                    os.replace(path, made.path(os.path.relpath(path, files.folder)))
 
     rejects = files
     """Like `files`, for files of rejects. A failed run keeps these, too."""
 
-    def takes(self, earlier: EarlierShard) -> bool:
+    def takes(self, earlier: EarlierShard, files: HashedFiles) -> bool:
         """Links the files of an earlier shard. False if a link cannot be made, for instance to another disk.
 
         Raises:
             Damaged: a file's bytes are not what the earlier manifest lists.
         """
-        files = self._files
         for file, name in earlier.files:
-            target = os.path.join(files.folder, name)
-            linked = _unfinished_file(files.unfinished)
+            linked = files.path(name)
             try:
-                os.makedirs(os.path.dirname(target), exist_ok=True)
                 os.link(os.path.join(earlier.folder, file.path), linked)
             except FileNotFoundError:
                 raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
             except OSError:
                 return False
-            try:
-                _check(linked, file)  # checks the link, as the other path may have been replaced since
-                os.replace(linked, target)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(linked)  # it is left by an error, or by a rename onto itself, which does nothing
+            _check(linked, file)  # checks the link, as the other path may have been replaced since
         return True
 
     def publish(
@@ -340,14 +309,11 @@ class LocalOutput(_Output):
             run: the content of `run.json`.
             page: the content of `report.html`.
         """
-        self.check_claim()
-        files = self._files
-        for name, data in others.items():
-            files.write(name, data)
-        files.write(REPORT, page)
-        files.write(RUN, dump({**run, "launch": self.staging.launch}))
-        files.write(MANIFEST, text)
-        self._replace(files.folder, self.path)
+        with self.files() as files:
+            run_text = manifests.dump({**run, "launch": self.staging.launch})
+            for name, data in {**others, REPORT: page, RUN: run_text, MANIFEST: text}.items():
+                files.write(name, data)
+        self._replace(self.staging.beside_output("output"), self.path)
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         """Removes files of the replaced output that the new output does not have, and the report of a failed run."""
@@ -390,7 +356,7 @@ class StoredOutput(_Output):
 
     def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
         """The first file that is missing or changed, or None. Stores keep our digests, so no file is read."""
-        found = objects.find_all(join(self.path, file["path"]) for file in files)
+        found = stores.find_all(join(self.path, file["path"]) for file in files)
         for file, here in zip(files, found, strict=True):
             # A copy that another tool made may have lost the digest.
             if here is None or here.size != file["bytes"] or here.sha256 not in (None, file["sha256"]):
@@ -399,23 +365,23 @@ class StoredOutput(_Output):
 
     def is_empty(self) -> bool:
         # A claim file means that a job of beam_prep did not finish.
-        return self.claims.holder() is not None or not objects.listed(f"{self.path}/")
+        return self.claims.holder() is not None or not stores.listed(f"{self.path}/")
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
         self.check_claim()
         text = self.manifest()
         if text is None:
             return
-        if is_manifest(text) and (is_ours(json.loads(text)) or self.is_published()):
+        if manifests.is_manifest(text) and (is_ours(json.loads(text)) or self.is_published()):
             return  # the same job gives the same bytes; or this step runs again after the last one
-        if not overwrite or not is_manifest(text):
+        if not overwrite or not manifests.is_manifest(text):
             raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
         self._remove_manifest(text)
 
     def _remove_manifest(self, text: bytes) -> None:
         """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed."""
-        objects.put(join(self.staging.home, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
-        objects.delete([join(self.path, MANIFEST)])
+        stores.put(join(self.staging.home, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
+        stores.delete([join(self.path, MANIFEST)])
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
@@ -424,22 +390,22 @@ class StoredOutput(_Output):
             yield files
             self.upload(files, self.path)
 
-    def takes(self, earlier: EarlierShard) -> bool:
+    def takes(self, earlier: EarlierShard, files: HashedFiles) -> bool:
         """Copies the files of an earlier shard, on the server. No file is read: the store keeps our digests.
 
         Returns:
             False if a file is not as the earlier manifest lists it: a new shard may already have replaced it.
         """
-        found = objects.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
+        found = stores.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
         for (file, name), here in zip(earlier.files, found, strict=True):
             if here is None or (here.size, here.sha256) != (file.bytes, file.sha256):
                 return False
             target = join(self.path, name)
-            there = here if here.path == target else objects.find(target)
+            there = here if here.path == target else stores.find(target)
             if there is not None and (there.size, there.sha256) == (file.bytes, file.sha256):
                 continue
             try:
-                objects.copy(here, target, file.sha256)
+                stores.copy(here, target, file.sha256)
             except (Changed, FileNotFoundError):
                 return False
         return True
@@ -460,14 +426,14 @@ class StoredOutput(_Output):
         """
         written = files.written()
         targets = [join(folder, file.path) for file in written]
-        before = objects.find_all(targets)
+        before = stores.find_all(targets)
         if folder == self.path:
             self.check_claim()
         for file, target, found in zip(written, targets, before, strict=True):
             if found is None or (found.size, found.sha256) != (file.bytes, file.sha256):
                 version = None if found is None else found.version
                 try:
-                    objects.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
+                    stores.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
                 except Changed:
                     raise LockedError(f"{target} was written by another job meanwhile") from None
 
@@ -490,30 +456,30 @@ class StoredOutput(_Output):
         self.write_run(run, page)
         self.claims.check()
         try:  # conditional: a job that was suspended after the check must not replace another job's manifest
-            objects.put(join(self.path, MANIFEST), text, None)
+            stores.put(join(self.path, MANIFEST), text, None)
         except Changed:
             if self.manifest() != text:  # if equal, only the answer to the write was lost
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}
-        for found in objects.listed(join(self.staging.home, "replaced-")):
+        for found in stores.listed(join(self.staging.home, "replaced-")):
             text = _read(found.path)
-            if text is not None and is_manifest(text):
+            if text is not None and manifests.is_manifest(text):
                 removed = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
-                objects.delete(join(self.path, name) for name in removed)
-            objects.delete([found.path])
+                stores.delete(join(self.path, name) for name in removed)
+            stores.delete([found.path])
         if _read(join(self.failed, FAILURE)) is not None:  # left by an earlier run; this run succeeded
             self._remove_failed()
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         self._remove_failed()
         self._copy_rejects([file.path for file in rejects], self.failed)
-        objects.put(join(self.failed, FAILURE), report)
+        stores.put(join(self.failed, FAILURE), report)
 
     def _remove_failed(self) -> None:
-        objects.delete([join(self.failed, FAILURE)])
-        objects.delete(found.path for found in objects.listed(f"{self.failed}/rejects/"))
+        stores.delete([join(self.failed, FAILURE)])
+        stores.delete(found.path for found in stores.listed(f"{self.failed}/rejects/"))
 
     def _copy_rejects(self, names: Sequence[str], folder: str) -> None:
         for name in names:
@@ -553,7 +519,7 @@ def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
         Damaged: the files have changed since they were written.
     """
     with output.files() as files:
-        if not output.takes(earlier):
+        if not output.takes(earlier, files):
             return None
         for name, content in earlier.described.items():
             files.write(name, content)
@@ -580,7 +546,9 @@ def foreign_within(folder: str, manifest: bytes) -> str | None:
 
 def output_around(folder: str) -> str | None:
     """The local output in whose folder another one would lie; or None."""
-    return next((str(each) for each in Path(folder).parents if is_manifest(_read(str(each / MANIFEST)))), None)
+    return next(
+        (str(each) for each in Path(folder).parents if manifests.is_manifest(_read(str(each / MANIFEST)))), None
+    )
 
 
 def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

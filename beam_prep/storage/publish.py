@@ -5,7 +5,6 @@ its manifest. Two shards with the same key have the same bytes. A linked file is
 manifest, so a damaged file is never reused.
 """
 
-import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -22,46 +21,21 @@ from beam_prep._version import __version__
 from beam_prep.data.block import MICROSECONDS
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import EngineError, FormatError, OutputError, RunError
+from beam_prep.errors import FormatError, OutputError, RunError, check_planned
 from beam_prep.formats import FORMATS, FilesOfShard
-from beam_prep.formats.manifest import (
-    FAILURE,
-    MANIFEST,
-    SLICES,
-    TOKENIZER,
-    ShardReceipt,
-    WrittenFile,
-    build_manifest,
-    count_tokens,
-    dump,
-    folder_of_shard,
-    is_manifest,
-    load,
-    no_manifest,
-    receipts_of,
-)
+from beam_prep.formats import manifest as manifests
+from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, ShardReceipt, WrittenFile
 from beam_prep.reading.verdicts import BAD_ANSWERS
-from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
+from beam_prep.storage import output as outputs
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.files import join
-from beam_prep.storage.output import (
-    Damaged,
-    EarlierShard,
-    OutputTarget,
-    Staging,
-    failed_at,
-    foreign_within,
-    output_around,
-    output_at,
-    reuse,
-)
-from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.output import Damaged, EarlierShard, OutputTarget, Staging
+from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -119,44 +93,37 @@ class WrittenShard:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class ShardKeys:
-    """Makes the keys of an output's shards from its token cache, formats, layout and columns.
+def facts_of_bytes(formats: Sequence[str], layout: Layout, columns: Sequence[Column], rows: Arranger) -> dict[str, Any]:
+    """What the bytes of all shards of an output depend on.
 
-    The cache policy (`trust`) is part of a key: a run that needs blocks that were compared with the reference in full
-    does not link shards of other blocks.
+    The cache policy (`trust`) is among these facts: a run that needs blocks that were compared with the reference in
+    full does not link shards of other blocks.
     """
+    token_cache, splits = rows.token_cache, rows.compose.splits
+    libraries = [*_WRITING_LIBRARIES, *(library for name in formats for library in FORMATS[name].libraries)]
+    return {
+        "version": SHARD_VERSION,
+        "libraries": {name: library_version(name) for name in libraries},
+        "beam_prep": __version__,
+        "python": platform.python_version_tuple()[:2],
+        "recipe": token_cache.recipe,
+        "trust": asdict(token_cache.trust),
+        "formats": formats,
+        "layout": asdict(layout),
+        "columns": [asdict(column) for column in columns],
+        **({} if splits is None else {"splits": asdict(splits)}),
+    }
 
-    token_cache: TokenCache
-    formats: tuple[str, ...]
-    layout: Layout
-    columns: tuple[Column, ...]
-    compose: Compose = dataclasses.field(default_factory=Compose)
-    _common: dict[str, Any] = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
-        known = [FORMATS[name] for name in self.formats if name in FORMATS]  # a later version may have written others
-        libraries = [*_WRITING_LIBRARIES, *(name for each in known for name in each.libraries)]
-        self._common = {
-            "version": SHARD_VERSION,
-            "libraries": {name: library_version(name) for name in libraries},
-            "beam_prep": __version__,
-            "python": platform.python_version_tuple()[:2],
-            "recipe": self.token_cache.recipe,
-            "trust": dataclasses.asdict(self.token_cache.trust),
-            "formats": self.formats,
-            "layout": dataclasses.asdict(self.layout),
-            "columns": [dataclasses.asdict(column) for column in self.columns],
-        }
-        if (splits := self.compose.splits) is not None:
-            self._common["splits"] = dataclasses.asdict(splits)
+def key_of(plan: ShardPlan, of_all: Mapping[str, Any]) -> str:
+    """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe.
 
-    def of(self, plan: ShardPlan) -> str:
-        """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
-        facts = {**self._common, "cut": plan.cut, "slices": plan.slices}
-        if (merge := plan.merge) is not None:
-            facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
+    `of_all`: see `facts_of_bytes`.
+    """
+    facts = {**of_all, "cut": plan.cut, "slices": plan.slices}
+    if (merge := plan.merge) is not None:
+        facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
 
 
 library_version = functools.cache(importlib.metadata.version)
@@ -170,7 +137,7 @@ def slices_text(shards: Sequence[WrittenShard], manifest: bytes) -> bytes:
         shards: all shards, in the order of the manifest.
         manifest: the text of the manifest.
     """
-    return dump({"manifest": hashlib.sha256(manifest).hexdigest(), "keys": [shard.key for shard in shards]})
+    return manifests.dump({"manifest": hashlib.sha256(manifest).hexdigest(), "keys": [shard.key for shard in shards]})
 
 
 class EarlierOutput:
@@ -189,9 +156,9 @@ class EarlierOutput:
             return
         try:
             text = read_bytes(join(path, MANIFEST))
-            self.manifest = load(text, join(path, MANIFEST))
+            self.manifest = manifests.load(text, join(path, MANIFEST))
             found = json.loads(read_bytes(join(path, SLICES)))
-            receipts = receipts_of(self.manifest)
+            receipts = manifests.receipts_of(self.manifest)
             if found["manifest"] == hashlib.sha256(text).hexdigest() and len(found["keys"]) == len(receipts):
                 self._by_key = dict(zip(found["keys"], receipts, strict=True))
                 self._shards = Counter(receipt.part for receipt in receipts)
@@ -201,22 +168,24 @@ class EarlierOutput:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
+    def shard(
+        self, key: str, plan: ShardPlan, formats: Sequence[str], columns: Sequence[Column]
+    ) -> EarlierShard | None:
         """The shard with this key, or None.
 
         Args:
             key: the key of the new shard.
             plan: the new shard.
-            keys: makes the keys of the new output.
+            formats, columns: of the new output.
         """
-        receipt, formats, columns = self._by_key.get(key), keys.formats, keys.columns
+        receipt = self._by_key.get(key)
         if receipt is None or self.manifest is None:
             return None
         before = files_named(formats, columns, receipt.shard, self._shards[receipt.part])
         after = files_named(formats, columns, plan.shard, plan.shards)
         if before is None or after is None:
             return None
-        folder = folder_of_shard(self.manifest, receipt.domain, receipt.split)
+        folder = manifests.folder_of_shard(self.manifest, receipt.domain, receipt.split)
         written = {file.path: file for file in receipt.files}
         old = [written.get(f"{folder}/{name}") for name, content in before.items() if content is None]
         new = [f"{plan.folder}/{name}" for name, content in after.items() if content is None]
@@ -226,9 +195,7 @@ class EarlierOutput:
         files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
         here = [WrittenFile(name, file.bytes, file.sha256) for file, name in files]
         here = sorted(here + written_files(described), key=lambda file: file.path)
-        receipt = dataclasses.replace(
-            receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here)
-        )
+        receipt = replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here))
         return EarlierShard(self._folder, receipt, files, described)
 
 
@@ -269,11 +236,7 @@ def _counted(
         found += count
         tell(count)
         yield rows, cut
-    if found != plan.rows:
-        raise EngineError(
-            f"shard {plan.shard} of {plan.folder} has {found} rows, {plan.rows} were planned: run again, "
-            "and report a bug if it happens again"
-        )
+    check_planned(f"rows of shard {plan.shard} of {plan.folder}", found, plan.rows)
 
 
 def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarget) -> WrittenFile:
@@ -351,7 +314,8 @@ class Publisher:
     Attributes:
         output: the output's path.
         staging: the folder of its unfinished files.
-        formats, layout, max_reject_rate, max_no_loss_rate, tokenizer, overwrite: see `Shard`.
+        formats, layout, max_reject_rate, max_no_loss_rate, tokenizer, overwrite: see `Shard`, which gives all that has
+            the same name there.
         facts: entries of the manifest that describe the job.
         run: entries of `run.json`.
         launched: a launcher claims the output before the run, and removes the launch's folder afterwards. In a chain
@@ -382,19 +346,19 @@ class Publisher:
     @property
     def target(self) -> OutputTarget:
         """The output on a disk or in a store."""
-        return output_at(self.output, self.staging, failed_at(self.root))
+        return outputs.output_at(self.output, self.staging, outputs.failed_at(self.root))
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
         if self.keep_versions is not None and (problem := Versions(self.root).problem(self.output.rpartition("/")[2])):
             return problem
-        if is_local(self.output) and (around := output_around(self.output)):
+        if is_local(self.output) and (around := outputs.output_around(self.output)):
             return f"{self.output} would lie in {around}, which is an output: choose another -o"
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
-        if text is not None and not is_manifest(text):
-            return no_manifest(join(self.output, MANIFEST))
+        if text is not None and not manifests.is_manifest(text):
+            return manifests.no_manifest(join(self.output, MANIFEST))
         if text is None and Versions(self.output).latest() is not None:
             return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
         if text is None:
@@ -403,7 +367,7 @@ class Publisher:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
-        if is_local(self.output) and (foreign := foreign_within(self.output, text)):
+        if is_local(self.output) and (foreign := outputs.foreign_within(self.output, text)):
             return f"{self.output} would be replaced with all that lies in it, and {foreign}: move it"
         return None
 
@@ -439,10 +403,10 @@ class Publisher:
     ) -> Iterator[KeyedShard]:
         """Shards with their keys, and the earlier shards with the same keys; `columns`: the columns of the blocks."""
         columns = self.layout.columns(columns)
-        keys = ShardKeys(arranger.token_cache, self.formats, self.layout, columns, arranger.compose)
+        facts = facts_of_bytes(self.formats, self.layout, columns, arranger)
         for plan in plans:
-            key = keys.of(plan)
-            yield KeyedShard(plan, keys.columns, key, earlier.shard(key, plan, keys))
+            key = key_of(plan, facts)
+            yield KeyedShard(plan, columns, key, earlier.shard(key, plan, self.formats, columns))
 
     def write_shard(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> WrittenShard:
         """Links a shard from the earlier output, if it is there; otherwise writes the shard.
@@ -454,7 +418,7 @@ class Publisher:
         how = "written"
         if shard.earlier is not None:
             try:
-                if (receipt := reuse(self.target, shard.earlier)) is not None:
+                if (receipt := outputs.reuse(self.target, shard.earlier)) is not None:
                     tell(shard.plan.rows)
                     return WrittenShard(receipt, shard.key, "linked")
             except Damaged as error:
@@ -479,7 +443,7 @@ class Publisher:
                 for writer in writers:
                     writer.write(data)
                 rows += len(data[columns[0].name])
-                for kind, found in {**count_tokens(columns, data), **stats}.items():
+                for kind, found in {**manifests.count_tokens(columns, data), **stats}.items():
                     counts[kind].update(found)
             for writer in writers:
                 writer.close()
@@ -510,7 +474,9 @@ class Publisher:
         rejects = sorted(rejects, key=lambda file: file.path)
         problem = self.problem(plan)
         if problem is None:
-            self._check_shards(plan, shards)
+            wanted = {(part, shard) for part, count in plan.shards_of.items() for shard in range(count)}
+            check_planned("shards", len(shards), len(wanted))
+            check_planned("of these shards", len(wanted & {(shard.part, shard.shard) for shard in shards}), len(wanted))
             plan = replace(plan, columns=self.layout.columns(plan.columns))
             masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
             if masks and not any(shard.trained[name] for shard in shards for name in masks):
@@ -520,8 +486,8 @@ class Publisher:
             self.target.claims.end()  # not released: the engine may run this step again
             raise RunError(message)
         others = self._others(plan, shards)
-        manifest = build_manifest(plan, shards, rejects, written_files(others), self.formats, self.facts)
-        text, target, run = dump(manifest), self.target, self._run(plan, manifest, made)
+        manifest = manifests.build_manifest(plan, shards, rejects, written_files(others), self.formats, self.facts)
+        text, target, run = manifests.dump(manifest), self.target, self._run(plan, manifest, made)
         page = functools.partial(make_page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
         # If the output is complete already, the engine runs this step again.
         if target.manifest() != text or not target.is_complete(manifest):
@@ -541,12 +507,6 @@ class Publisher:
             target.claims.release()
             self.staging.remove()
         return self.output
-
-    def _check_shards(self, plan: Plan, shards: list[ShardReceipt]) -> None:
-        wanted = sorted((part, shard) for part, count in plan.shards_of.items() for shard in range(count))
-        found = sorted((shard.part, shard.shard) for shard in shards)
-        if wanted != found:
-            raise EngineError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
     def _others(self, plan: Plan, shards: Sequence[ShardReceipt]) -> dict[str, bytes]:
         """Name -> content of the files that belong to no shard."""
@@ -596,7 +556,7 @@ class Publisher:
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
         """Writes ledger and rejects to `OUTPUT.failed/`. Returns the complete error message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
-        self.target.fail(dump(report), rejects)
+        self.target.fail(manifests.dump(report), rejects)
         where = f"see {self.target.failed}/{'rejects' if rejects else FAILURE}"
         return f"{problem}; nothing was published, {where}"
 

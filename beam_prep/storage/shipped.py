@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_prep.data.block import InputFile, Split
+from beam_prep.data.block import AnyPath, InputFile, Split
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError, TokenizerError
@@ -22,22 +22,20 @@ from beam_prep.formats.cached_block import Sealed, seal_batches
 from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in
+from beam_prep.storage import stores
 from beam_prep.storage.files import join, list_inputs, read_file, write_file
 from beam_prep.storage.inputs import BLOCK_BYTES, read_split
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, T, is_local, with_retries
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import StoreOptions, StoreUnavailable, T, is_local, read_bytes, with_retries
 from beam_prep.tokens import resolver
 from beam_prep.tokens.tokenizer import Tokenizer
 
 
-def _read(read: Callable[[str], T], path: str, options: StoreOptions, what: str) -> T:
+def _read(read: Callable[[str], T], path: str, what: str) -> T:
     """Reads a file that the launcher has written. A shared folder may show it late, so a missing file is tried again.
 
     Raises:
         StorageError: the file did not appear in time, or is damaged; `what` names it.
     """
-    options.activate()
 
     def reading() -> T:
         try:
@@ -54,7 +52,7 @@ def _read(read: Callable[[str], T], path: str, options: StoreOptions, what: str)
         ) from None
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: AnyPath) -> Tokenizer:
     """Like `Tokenizer.load`, also for a folder on gs:// or s3://, which is first copied to this disk without weights.
 
     Raises:
@@ -65,7 +63,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if is_local(given):
         return Tokenizer.load(given)
     base = given.rstrip("/") + "/"
-    names = [each.path[len(base) :] for each in objects.listed(base)]
+    names = [each.path[len(base) :] for each in stores.listed(base)]
     names = [name for name in names if name.rpartition("/")[0] in ("", resolver.BELOW)]
     names = [name for name in names if name and Path(name).suffix not in resolver.WEIGHTS]
     if not names:
@@ -87,7 +85,7 @@ class TokenizerFolder:
     Attributes:
         path: the folder.
         names: its files.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
     """
 
     path: str
@@ -98,14 +96,14 @@ class TokenizerFolder:
         return self.path
 
     def fetch(self) -> dict[str, bytes]:
-        """The files, read with the store options of the launcher.
+        """The files.
 
         Raises:
             TokenizerError: the files cannot be read.
         """
         what = f"the tokenizer's folder {self.path}"
         try:
-            return {name: _read(read_bytes, join(self.path, name), self.options, what) for name in self.names}
+            return {name: _read(read_bytes, join(self.path, name), what) for name in self.names}
         except StorageError as error:
             raise TokenizerError(str(error)) from None
 
@@ -230,7 +228,7 @@ class IndexFile:
 
     Attributes:
         path: the file.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
     """
 
     path: str
@@ -248,7 +246,7 @@ class IndexFile:
 @functools.lru_cache(maxsize=2)
 def _loaded(file: IndexFile) -> Index:
     what = f"the evaluation data of preprocessing.decontaminate, {file.path},"
-    return _read(_index_in, file.path, file.options, what)
+    return _read(_index_in, file.path, what)
 
 
 def _index_in(path: str) -> Index:

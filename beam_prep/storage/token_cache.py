@@ -16,23 +16,13 @@ from rich import filesize
 from beam_prep.data.block import Origin
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import ConfigError, FormatError, TokenCacheError
-from beam_prep.formats.cached_block import (
-    REJECTS,
-    ROW_INDEX,
-    ROWS,
-    check_whole,
-    encode_block,
-    pick_rows,
-    read_receipt,
-    read_rejects,
-    read_row_index,
-    read_rows,
-)
+from beam_prep.formats import cached_block
+from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.hints import counted
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
+from beam_prep.storage import stores
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreOptions, is_local
+from beam_prep.storage.stores import CONNECTIONS, ObjectInfo, StoreOptions, is_local
 from beam_prep.tokens.batch import Batch, CachePolicy
 
 AT_ONCE = CONNECTIONS
@@ -49,7 +39,7 @@ class TokenCache:
     Attributes:
         folder: the folder.
         recipe: digest of config, tokenizer and versions: everything besides its bytes that a block depends on.
-        options: the store options that workers activate.
+        options: see `StoreOptions`.
         single_use: only this run uses the folder, on a local disk. A block is removed as soon as all its rows are in a
             shard. Then the job needs less disk, and pages that are still in memory are never written to the disk.
         trust: which blocks of earlier runs are reused.
@@ -94,9 +84,9 @@ class TokenCache:
         except FileNotFoundError:
             return None
         try:
-            receipt = read_receipt(check_whole(rows, name, ROWS), name)
+            receipt = cached_block.read_receipt(cached_block.check_whole(rows, name, ROWS), name)
             for ending in (ROW_INDEX, REJECTS) if receipt.counts("rejected") else (ROW_INDEX,):
-                check_whole(read_file(self._path(name, ending)), name, ending)
+                cached_block.check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:
             raise TokenCacheError(str(error)) from None
         return receipt
@@ -104,12 +94,12 @@ class TokenCache:
     def has_other(self, digest: str) -> bool:
         """True if a block of these bytes was made with another recipe."""
         start = self._path(self.name(digest), "").rpartition("-")[0]
-        return bool(glob.glob(f"{glob.escape(start)}-*") if is_local(start) else objects.listed(f"{start}-"))
+        return bool(glob.glob(f"{glob.escape(start)}-*") if is_local(start) else stores.listed(f"{start}-"))
 
     def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
         """Writes a block's files, its rows last. For the arguments see `encode_block`."""
         name = self.name(self.digest(batch.origin))
-        receipt, files = encode_block(batch, tokens, text_limit, name)
+        receipt, files = cached_block.encode_block(batch, tokens, text_limit, name)
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)
         return receipt
@@ -120,7 +110,7 @@ class TokenCache:
             with suppress(OSError):  # the file of another user; or it is gone, then the next read fails
                 os.utime(self._path(name, ROWS))
         elif self.kept:  # an object's time changes only by a write, so an empty object marks the use
-            objects.put(self._path(name, _USED), b"")
+            stores.put(self._path(name, _USED), b"")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. It removes the block if this is the `last` use, and the slice is the whole block.
@@ -130,7 +120,7 @@ class TokenCache:
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
-            rows, are_all = read_rows(read_file(path), name, domain, start, stop)
+            rows, are_all = cached_block.read_rows(read_file(path), name, domain, start, stop)
         if last and are_all:
             os.unlink(path)  # the rows are mapped into memory, and stay readable while they are in use
         return rows
@@ -142,7 +132,7 @@ class TokenCache:
             TokenCacheError: see `_expected_block`.
         """
         with self._expected_block(name):
-            return pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
+            return cached_block.pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
 
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """The rejects of several blocks, in order. Some blocks are read at the same time."""
@@ -152,7 +142,7 @@ class TokenCache:
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         with self._expected_block(name):
-            return read_rejects(read_file(self._path(name, REJECTS)), name)
+            return cached_block.read_rejects(read_file(self._path(name, REJECTS)), name)
 
     def row_indexes(self, names: Sequence[str]) -> list[RowIndex]:
         """The row indexes of several blocks, which are read at the same time."""
@@ -161,7 +151,7 @@ class TokenCache:
 
     def _row_index(self, name: str) -> RowIndex:
         with self._expected_block(name):
-            return read_row_index(read_file(self._path(name, ROW_INDEX)), name)
+            return cached_block.read_row_index(read_file(self._path(name, ROW_INDEX)), name)
 
     @contextmanager
     def _expected_block(self, name: str) -> Iterator[None]:

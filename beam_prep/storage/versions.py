@@ -6,7 +6,6 @@ the object `latest.json`. Versions are ordered by name.
 """
 
 import contextlib
-import glob
 import json
 import os
 import shutil
@@ -16,10 +15,9 @@ from pathlib import Path
 
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.manifest import HIDDEN, LATEST, MANIFEST, READERS, dump, is_held, is_name
-from beam_prep.storage.files import exists, join, listed, remove_folder, write_if
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes, read_version
+from beam_prep.storage import stores
+from beam_prep.storage.files import exists, join, listed, names_in, remove_folder, write_if
+from beam_prep.storage.stores import is_local, read_bytes, read_version
 
 _POINTER = "latest.json"
 
@@ -62,12 +60,7 @@ class Versions:
 
     def names(self) -> list[str]:
         """The names of all complete versions, oldest first."""
-        if is_local(self.root):
-            manifests = glob.glob(join(glob.escape(self.root), "*", MANIFEST))
-        else:
-            manifests = [found.path for found in objects.listed(f"{self.root}/")]
-        below = [path[len(self.root) + 1 :].split("/") for path in manifests]
-        return sorted(name for name, *rest in below if rest == [MANIFEST] and is_name(name))
+        return sorted(name for name in names_in(self.root) if is_name(name) and self.has(name))
 
     def has(self, name: str) -> bool:
         """True if a version is complete. `latest` may not name it yet."""
@@ -144,13 +137,13 @@ class Versions:
         """Removes leftovers of versions that were removed."""
         hidden = join(self.root, HIDDEN)
         if not is_local(self.root):
-            for found in objects.listed(join(hidden, _REMOVED, "")):
+            for found in stores.listed(join(hidden, _REMOVED, "")):
                 name = found.path.rpartition("/")[2]
                 # The manifest goes first, so a reader sees the complete version or none.
-                objects.delete([join(self.path(name), MANIFEST)])
+                stores.delete([join(self.path(name), MANIFEST)])
                 for folder in (self.path(name), join(hidden, READERS, name)):
                     remove_folder(folder)
-                objects.delete([found.path])
+                stores.delete([found.path])
             return
         shutil.rmtree(join(hidden, _REMOVED), ignore_errors=True)
         for lease in Path(hidden, READERS).glob("*"):
@@ -167,7 +160,7 @@ class Versions:
             os.makedirs(os.path.dirname(removed), exist_ok=True)
             os.rename(self.path(name), f"{removed}.{uuid.uuid4().hex}")
         else:
-            objects.put(removed, b"")
+            stores.put(removed, b"")
 
     def is_held(self, name: str) -> bool:
         """True if a reader holds a version in a store."""

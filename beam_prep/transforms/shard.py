@@ -1,34 +1,277 @@
-"""Shard: batches -> an output directory, in four phases: token cache, plan, write, publish."""
+"""Shard: batches -> an output directory, in four phases: token cache, plan, write, publish.
+
+The plan goes from the receipts of blocks to the shards to write: deduplication, the plan, and the merges of a shuffle.
+"""
 
 import dataclasses
 import time
 import uuid
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.data.block import of_this_run
-from beam_prep.errors import ConfigError, OutputError
+from beam_prep.data.ragged import Aligned, Array, changes
+from beam_prep.errors import ConfigError, OutputError, check_planned
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
 from beam_prep.progress import report, reported_rows
-from beam_prep.shards.compose import Compose
+from beam_prep.reading.keys import DUPLICATE
+from beam_prep.shards.compose import Compose, Splits, view_receipt
 from beam_prep.shards.layout import Layout
-from beam_prep.shards.plan import Plan
-from beam_prep.shards.receipts import BlockReceipt, placed
+from beam_prep.shards.plan import Plan, make_plan, with_merged
+from beam_prep.shards.receipts import BlockReceipt, Copies, Receipts, pack_receipts, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
+from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import Staging, normalise_path
-from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard, write_rejects
+from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard, first_rejects, samples, write_rejects
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import RowsWithoutLoss
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.plan import RECEIPTS, merge_shards, packed, plan_output, view_blocks
+
+# Deduplication, and the views of blocks
+
+_MOST = 500_000
+"""Most digests that are passed on together, if a block has not more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Digests(Aligned):
+    """Records and their digests.
+
+    Attributes:
+        digest: uint64 [records, 2].
+        file, start: int64 [records]: the block of each record: index of its file, and its offset there.
+        line, offset: int64 [records]: line and byte offset of each record, from the block's first line.
+    """
+
+    digest: Array
+    file: Array
+    start: Array
+    line: Array
+    offset: Array
+
+
+def digests(receipt: BlockReceipt, token_cache: TokenCache) -> Iterable[Digests]:
+    """A block -> the digests of its records."""
+    if not receipt.kept:
+        return
+    (row_index,) = token_cache.row_indexes([receipt["name"]])
+    if DUPLICATE not in row_index.digests:
+        raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
+    count = len(row_index.line)
+    file, start = (np.full(count, number, np.int64) for number in (receipt["file"], receipt["start"]))
+    yield Digests(row_index.digests[DUPLICATE], file, start, row_index.line.astype(np.int64), row_index.offset)
+
+
+def by_bucket(batch: list[Digests], buckets: int) -> Iterable[tuple[int, Digests]]:
+    """Digests of many blocks -> (bucket, digests). Equal digests are in one bucket."""
+    if not batch:  # the first block was larger than a batch
+        return
+    found = Digests.concat(batch)
+    bucket = (found.digest[:, 0] % np.uint64(buckets)).astype(np.int64)
+    order = np.argsort(bucket, kind="stable")
+    first = changes(bucket[order])
+    for here in np.split(order, first[1:]):
+        yield int(bucket[here[0]]), found.take(here)
+
+
+BlockKey = tuple[int, int]
+"""The index of a block's file, and the block's offset there."""
+
+
+def find_copies(element: tuple[int, Iterable[Digests]]) -> Iterable[tuple[BlockKey, Copies]]:
+    """(bucket, digests) -> (block, its copies). Of equal records, all but the first in input order are copies."""
+    found = Digests.concat(element[1])
+    found = found.take(np.lexsort((found.line, found.start, found.file, *found.digest.T)))
+    same = (found.digest[1:] == found.digest[:-1]).all(axis=1)
+    copies = np.flatnonzero(same) + 1
+    if not len(copies):
+        return
+    first = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(found.line))))
+    copy, kept = found.take(copies), found.take(first[copies])
+    order = np.lexsort((copy.line, copy.start, copy.file))
+    copy, kept = copy.take(order), kept.take(order)
+    borders = changes(copy.file, copy.start)
+    for here in np.split(np.arange(len(copies)), borders[1:]):
+        line = copy.line[here].astype(np.int32)
+        block = int(copy.file[here[0]]), int(copy.start[here[0]])
+        yield block, Copies(line, kept.file[here], kept.start[here], kept.line[here], kept.offset[here])
+
+
+def view_block(
+    element: BlockReceipt | tuple[BlockKey, Mapping[str, Iterable[Any]]],
+    token_cache: TokenCache,
+    scratch: Scratch,
+    splits: Splits | None,
+) -> BlockReceipt:
+    """A receipt, or (block, its receipt and copies) -> the receipt for the plan."""
+    if isinstance(element, BlockReceipt):
+        receipt, copies = element, Copies()
+    else:
+        (receipt,) = element[1]["receipts"]
+        copies = Copies.concat([Copies(), *element[1]["copies"]])
+        copies = copies.take(np.argsort(copies.line))
+    if splits is None and not len(copies):
+        return receipt
+    (row_index,) = token_cache.row_indexes([receipt["name"]])
+    return view_receipt(receipt, row_index, copies, scratch.write_copies(copies), splits)
+
+
+def view_blocks(
+    receipts: beam.PCollection[BlockReceipt],
+    token_cache: TokenCache,
+    scratch: Scratch,
+    splits: Splits | None,
+    buckets: int | None,
+) -> beam.PCollection[BlockReceipt]:
+    """The receipts of blocks -> the receipts for the plan: by split, and without copies of earlier records.
+
+    Args:
+        receipts: of the blocks.
+        token_cache, scratch: the folders of blocks and of copies.
+        splits: see `Compose`.
+        buckets: number of buckets of digests, to find equal ones; None: no deduplication.
+    """
+    see = beam.Map(view_block, token_cache, scratch, splits).with_output_types(BlockReceipt)
+    if buckets is None:
+        return receipts | "View" >> see
+    copies = (
+        receipts
+        | "Digests" >> beam.FlatMap(digests, token_cache).with_output_types(Digests)
+        | "Many" >> beam.BatchElements(_MOST, _MOST, element_size_fn=len)
+        | "Bucket" >> beam.FlatMap(by_bucket, buckets).with_output_types(tuple[int, Digests])
+        | "Buckets" >> beam.GroupByKey()
+        | "Copies" >> beam.FlatMap(find_copies).with_output_types(tuple[BlockKey, Copies])
+    )
+    by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, BlockReceipt])
+    return {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey() | "View" >> see
+
+
+def _by_block(receipt: BlockReceipt) -> tuple[BlockKey, BlockReceipt]:
+    return (receipt["file"], receipt["start"]), receipt
+
+
+# The plan
+
+PARTS, RECEIPTS = 32, 2_000
+"""Parts that the plan reads one by one, and receipts that travel as one element.
+
+1.2 million receipts as objects would take gigabytes. All receipts of 10 TB are 130 MB, and a Flink TaskManager does not
+have the memory to send them at once.
+"""
+
+
+def packed(receipts: list[BlockReceipt]) -> tuple[int, bytes]:
+    """(part, many receipts as bytes)."""
+    blob = pack_receipts(receipts)
+    return zlib.crc32(blob) % PARTS, blob
+
+
+def plan_output(
+    _: bytes,
+    parts: Mapping[int, Iterable[Iterable[bytes]]],
+    arranger: Arranger,
+    publisher: Publisher,
+    max_tokens: int,
+    max_items: int | None,
+    progress: str | None,
+) -> Iterable[Any]:
+    """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for `publish`.
+
+    With a shuffle, the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of runs `groups`.
+    """
+    token_cache, scratch, compose = arranger.token_cache, arranger.scratch, arranger.compose
+    report(progress, plans=1)
+    blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
+    receipts = Receipts(blobs, lengths_by_block=max_items is not None)
+    plan = make_plan(receipts, token_cache.row_indexes, max_tokens, max_items, compose, scratch.copies)
+    plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, token_cache))
+    if publisher.max_reject_chars:
+        plan = dataclasses.replace(plan, samples=samples(plan, arranger))
+    earlier = publisher.earlier()
+    goes_on = publisher.prepare(plan)
+    if goes_on:
+        last = token_cache.single_use and receipts.distinct and not compose.composes
+        report(progress, planned=plan.ledger.kept)
+        shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
+        yield from publisher.keyed(shards, arranger, plan.columns, earlier)
+    yield from plan.rejects
+    # The counts tell `publish` which shards there must be.
+    small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
+    if plan.runs is None or not goes_on:
+        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(small, runs=None))
+    else:
+        yield from (beam.pvalue.TaggedOutput("groups", group) for group in plan.groups)
+        yield beam.pvalue.TaggedOutput("unsorted", small)
+
+
+# The merges of a shuffle
+
+
+def make_run(group: RunGroup, counts: SampleCounts, arranger: Arranger) -> RunCounts:
+    """The blocks of a run -> a file with their rows, sorted; returns its counts."""
+    return arranger.write_run(group, counts.limits(group.runs.parts))
+
+
+def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int]]:
+    """The plan -> the merges of the second level, when all runs are written."""
+    assert plan.runs is not None
+    check_planned("runs", counts.runs, plan.runs.runs)
+    for group, wide in plan.runs.tasks():
+        yield plan.runs, group, wide
+
+
+def plan_shards(
+    plan: Plan, samples: SampleCounts, counts: RunCounts, merged: int, arranger: Arranger, publisher: Publisher
+) -> Iterable[Any]:
+    """The plan -> the shards to write, and (tagged `plan`) the plan with these shards, for `publish`."""
+    runs = plan.runs
+    assert runs is not None
+    check_planned("merged ranges of runs", merged, sum(1 for _ in runs.tasks()))
+    shards = MergedShards.of(runs, counts, samples.limits(runs.parts))
+    if publisher.problem(plan) is None:
+        plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
+        yield from publisher.keyed(plans, arranger, plan.columns, publisher.earlier())
+    yield beam.pvalue.TaggedOutput("plan", with_merged(plan, shards))
+
+
+def merge_shards(
+    plans: beam.PCollection[Plan], groups: beam.PCollection[RunGroup], arranger: Arranger, publisher: Publisher
+) -> Any:
+    """The plans of a job, and the blocks of its runs -> the shards to write, and the plans with these shards.
+
+    Args:
+        plans: the plan, which does not know its shards yet.
+        groups: a `RunGroup` for each run.
+        arranger: see `Arranger`.
+        publisher: of the output.
+    """
+    groups = groups | "SpreadRuns" >> beam.Reshuffle()
+    no_samples, no_runs = SampleCounts(), RunCounts()
+    surveyed = groups | "Survey" >> beam.Map(arranger.survey)
+    samples = beam.pvalue.AsSingleton(surveyed | "Samples" >> beam.CombineGlobally(partial(sum, start=no_samples)))
+    made = groups | "Runs" >> beam.Map(make_run, samples, arranger)
+    counts = beam.pvalue.AsSingleton(made | "Counts" >> beam.CombineGlobally(partial(sum, start=no_runs)))
+    merged = beam.pvalue.AsSingleton(
+        plans
+        | "SecondLevel" >> beam.FlatMap(second_level, counts)
+        | "SpreadMerges" >> beam.Reshuffle()
+        | "Merge" >> beam.MapTuple(arranger.merge_runs)
+        | "Merged" >> beam.CombineGlobally(sum)
+    )
+    shards = beam.FlatMap(plan_shards, samples, counts, merged, arranger, publisher)
+    return plans | "Shards" >> shards.with_outputs("plan", main="work")
+
 
 _CHECK_EVERY = 20.0
 """Seconds between two checks of the claim by a worker, well below the shortest lease."""
@@ -42,16 +285,13 @@ class CacheBlocks(beam.DoFn):
     publisher: Publisher
     rows_without_loss: RowsWithoutLoss
     progress: str | None = None
-
-    def setup(self) -> None:
-        self.token_cache.options.activate()
-        self._checked = float("-inf")
+    checked: float = dataclasses.field(init=False, default=float("-inf"))
 
     def process(self, batch: Batch) -> Iterable[BlockReceipt]:
         started = time.perf_counter()
-        if self.publisher.launched and time.monotonic() - self._checked > _CHECK_EVERY:
+        if self.publisher.launched and time.monotonic() - self.checked > _CHECK_EVERY:
             self.publisher.target.check_claim()  # raises if the job has lost its claim; otherwise renews the claim
-            self._checked = time.monotonic()
+            self.checked = time.monotonic()
         name = self.token_cache.name(self.token_cache.digest(batch.origin))
         receipt, reused, trained = batch.receipt, batch.receipt is not None, {}
         if receipt is None:
@@ -87,7 +327,6 @@ def write(
     work: KeyedShard | RejectsPlan, arranger: Arranger, publisher: Publisher, progress: str | None
 ) -> WrittenShard | WrittenFile:
     """Writes one shard in every format, or one file of rejects."""
-    arranger.token_cache.options.activate()
     if not isinstance(work, KeyedShard):
         return write_rejects(work, arranger.token_cache, publisher.target)
     started = time.perf_counter()
@@ -100,7 +339,6 @@ def publish(written: list[WrittenShard | WrittenFile], plan: Plan, publisher: Pu
     """Publishes the complete output with its manifest, or fails and leaves only the rejects. Returns its path."""
     from beam_prep.inspect.output import report_page  # only one worker needs it, at the end
 
-    publisher.staging.options.activate()
     shards = [shard for shard in written if isinstance(shard, WrittenShard)]
     files = [file for file in written if isinstance(file, WrittenFile)]
     return publisher.publish(plan, shards, files, report_page)
@@ -201,21 +439,9 @@ class Shard(beam.PTransform):
         if self.token_cache is None:
             # The earlier steps are unknown, so no other run may use these blocks.
             self.token_cache = TokenCache(self.staging.path("token_cache"), uuid.uuid4().hex)
-        self.publisher = Publisher(
-            self.output,
-            self.staging,
-            tuple(self.formats),
-            self.pack,
-            self.max_reject_rate,
-            self.max_no_loss_rate,
-            self.tokenizer,
-            self.overwrite,
-            dict(self.facts),
-            {"started": time.time(), **self.run},
-            launched=launched,
-            max_reject_chars=self.max_reject_chars,
-            keep_versions=self.keep_versions,
-        )
+        self.run = {"started": time.time(), **self.run}
+        same: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in dataclasses.fields(Publisher)}
+        self.publisher = Publisher(**same | {"layout": self.pack, "launched": launched})
         if problem := self.publisher.refusal():
             raise OutputError(problem)
 

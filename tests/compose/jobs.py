@@ -22,7 +22,7 @@ from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.plan import by_bucket, digests, find_copies, view_block
+from beam_prep.transforms.shard import by_bucket, digests, find_copies, view_block
 from tests.compose.naive import Job, Part, Row
 
 LINE_BYTES = 10

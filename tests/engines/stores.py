@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from beam_prep.storage.stores.objects import client_for
+from beam_prep.storage.stores import client_for
 from tests.engines.build import built
 from tests.engines.processes import Server, await_, free_port, listens
 

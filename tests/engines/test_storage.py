@@ -17,10 +17,9 @@ from beam_prep.errors import ConfigError, InputError, OutputError, RunError, Sto
 from beam_prep.formats.manifest import UNLISTED
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.storage import inputs as inputs_module
+from beam_prep.storage import stores
 from beam_prep.storage.inputs import digest_of_input
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import Changed, read_bytes
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, changed, chat
@@ -55,12 +54,12 @@ class Folder:
         return f"{self.url}/{name}"
 
     def put(self, name: str, data: bytes) -> str:
-        objects.put(self.path(name), data)
+        stores.put(self.path(name), data)
         return self.path(name)
 
     def names(self, name: str = "") -> list[str]:
         base = self.path(name).rstrip("/") + "/"
-        return [found.path[len(base) :] for found in objects.listed(base)]
+        return [found.path[len(base) :] for found in stores.listed(base)]
 
     def tree(self, name: str = "out") -> dict[str, bytes]:
         found = {each: read_bytes(self.path(f"{name}/{each}")) for each in self.names(name)}
@@ -265,7 +264,7 @@ def test_an_output_is_verified_and_read_through_a_cache(
     name = dataset.manifest["shards"][0]["files"][0]["path"]
     store.put(f"out/{name}", store.tree()[name] + b"0000")
     store.put("out/one/shard_0099.tfrecord", b"old")
-    objects.delete([f"{output}/features.json"])
+    stores.delete([f"{output}/features.json"])
     code, problems = verified()
     assert code == 1
     for said in (f"{name}: found ", "shard_0099.tfrecord: found, though", "features.json: no such file"):
@@ -277,16 +276,16 @@ def test_a_copy_is_of_the_version_that_was_found(store: Folder) -> None:
     if store.url.startswith("gs://"):
         pytest.skip("this server ignores preconditions")
     path = store.put("a", b"one")
-    found = objects.find(path)
+    found = stores.find(path)
     assert found is not None
-    objects.copy(found, store.path("copy"), "digest")
-    copied = objects.find(store.path("copy"))
+    stores.copy(found, store.path("copy"), "digest")
+    copied = stores.find(store.path("copy"))
     assert copied is not None
-    assert (objects.get(store.path("copy"), 0, 3), copied.sha256) == (b"one", "digest")
+    assert (stores.get(store.path("copy"), 0, 3), copied.sha256) == (b"one", "digest")
     store.put("a", b"two")
     with pytest.raises(Changed):
-        objects.copy(found, store.path("other"), "digest")
-    assert objects.find(store.path("other")) is None
+        stores.copy(found, store.path("other"), "digest")
+    assert stores.find(store.path("other")) is None
 
 
 def test_shards_of_the_latest_version_are_copied(store: Folder, tokenizer_path: str) -> None:

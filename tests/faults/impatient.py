@@ -4,6 +4,6 @@ import boto3  # noqa: F401  (once for all jobs)
 from apache_beam.io.gcp import gcsio  # noqa: F401
 
 from beam_prep import pipeline  # noqa: F401
-from beam_prep.storage.stores import client
+from beam_prep.storage import stores
 
-client.RETRY_SECONDS, client.PAUSE, client.LONGEST_PAUSE = 1.0, 0.02, 0.2
+stores.RETRY_SECONDS, stores.PAUSE, stores.LONGEST_PAUSE = 1.0, 0.02, 0.2

@@ -21,11 +21,10 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.formats.manifest import UNLISTED
+from beam_prep.storage import stores
 from beam_prep.storage.claims import LEASE
 from beam_prep.storage.output import listed_files
-from beam_prep.storage.stores import client, objects
-from beam_prep.storage.stores.client import Changed
-from beam_prep.storage.stores.objects import read_bytes, read_version
+from beam_prep.storage.stores import Changed, read_bytes, read_version
 from tests.conftest import ROOT, commit
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.faults.harness import Jobs
@@ -93,7 +92,7 @@ def read(path: str) -> bytes | None:
 
 def listing(folder: str) -> dict[str, bytes]:
     """All that lies below a folder of a store but the content of what no manifest lists."""
-    paths = [found.path for found in objects.listed(f"{folder}/")]
+    paths = [found.path for found in stores.listed(f"{folder}/")]
     return {path.removeprefix(f"{folder}/"): b"" if path.endswith(UNLISTED) else read(path) or b"" for path in paths}
 
 
@@ -168,7 +167,7 @@ class Case:
                 source = str(place.folder / f"{old}.jsonl")
                 ended = place.jobs.run("run", source, *self._common(folder), *more)
                 assert ended.code == 0, ended.words
-            for found in objects.listed(f"{folder}/"):
+            for found in stores.listed(f"{folder}/"):
                 self.before[found.path.removeprefix(f"{folder}/")] = read_bytes(found.path)
         folder = self.folder()
         place.proxy.arm()
@@ -188,7 +187,7 @@ class Case:
         """A new folder with the older outputs."""
         folder = self.place.new_folder()
         for name, data in self.before.items():
-            objects.put(f"{folder}/{name}", data)
+            stores.put(f"{folder}/{name}", data)
         return folder
 
     def trials(self) -> list[tuple[Disturbance, int, int]]:
@@ -224,7 +223,7 @@ class Case:
         assert not names, f"{where}: left, or missing, after the next run: {sorted(names)}"
         differ = [name for name in found if found[name] != self.wanted[name]]
         assert not differ, f"{where}: the next run gives other bytes: {differ}"
-        objects.delete(each.path for each in objects.listed(f"{folder}/"))
+        stores.delete(each.path for each in stores.listed(f"{folder}/"))
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -245,13 +244,13 @@ def through(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     before = FileSystems._pipeline_options
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{place.proxy.port}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr(client, "PAUSE", 0.02)
-    monkeypatch.setattr(client, "RETRY_SECONDS", 3.0)
+    monkeypatch.setattr(stores, "PAUSE", 0.02)
+    monkeypatch.setattr(stores, "RETRY_SECONDS", 3.0)
     FileSystems.set_options(PipelineOptions(place.options))
-    objects.client_for.cache_clear()
+    stores.client_for.cache_clear()
     yield place.new_folder()
     FileSystems.set_options(before)
-    objects.client_for.cache_clear()
+    stores.client_for.cache_clear()
 
 
 @pytest.mark.parametrize("kind", PASSING)
@@ -265,7 +264,7 @@ def test_each_request_to_a_store_may_be_disturbed(
 
     def put_if(data: bytes, version: str | None) -> bytes:
         with suppress(Changed):  # the answer was lost
-            objects.put(path, data, version)
+            stores.put(path, data, version)
         return read_bytes(path)
 
     def replaced() -> bytes:
@@ -274,30 +273,30 @@ def test_each_request_to_a_store_may_be_disturbed(
         return put_if(b"third", found[1])
 
     def uploaded(file: Path) -> tuple[str | None, str]:
-        there = objects.find(path)
-        objects.upload(path, str(file), "1" * 64, None if there is None else there.version)
-        described = objects.find(path)
+        there = stores.find(path)
+        stores.upload(path, str(file), "1" * 64, None if there is None else there.version)
+        described = stores.find(path)
         assert described is not None
         return described.sha256, hashlib.sha256(read_bytes(path)).hexdigest()
 
     # (what is there before, step, its result)
     steps: list[tuple[bytes | None, Callable[[], object], object]] = [
-        (None, lambda: objects.find(path), None),
+        (None, lambda: stores.find(path), None),
         (None, lambda: put_if(b"first", None), b"first"),
         (b"first", replaced, b"third"),
-        (None, lambda: objects.put(path, b"second"), None),
-        (b"third", lambda: objects.get(path, 1, 4), b"hir"),
-        (b"third", lambda: [found.path for found in objects.listed(f"{through}/")], [path]),
+        (None, lambda: stores.put(path, b"second"), None),
+        (b"third", lambda: stores.get(path, 1, 4), b"hir"),
+        (b"third", lambda: [found.path for found in stores.listed(f"{through}/")], [path]),
         (b"third", lambda: uploaded(small), ("1" * 64, hashlib.sha256(b"small").hexdigest())),
         (None, lambda: uploaded(large), ("1" * 64, hashlib.sha256(large.read_bytes()).hexdigest())),
-        (b"third", lambda: objects.delete([path]), None),
+        (b"third", lambda: stores.delete([path]), None),
     ]
     for number, (before, step, wanted) in enumerate(steps):
         at = 0
         while at == 0 or place.proxy.seen:
             at += 1
             place.proxy.arm()
-            objects.delete([path]) if before is None else objects.put(path, before)
+            stores.delete([path]) if before is None else stores.put(path, before)
             place.proxy.arm(kind, at)
             assert step() == wanted, f"step {number}, {kind} at request {at}: {place.proxy.seen}"
         assert at > 1

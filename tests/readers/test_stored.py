@@ -13,7 +13,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.readers import shards
-from beam_prep.storage.stores.client import ANY
+from beam_prep.storage.stores import ANY
 from beam_prep.storage.versions import Versions
 from tests.readers.conftest import IDS, MASK, documents, split_up
 from tests.storage.conftest import store as store
@@ -36,7 +36,7 @@ class Counted(MemoryStore):
 
 @pytest.fixture
 def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    from beam_prep.storage.stores import objects as clients
+    from beam_prep.storage import stores as clients
 
     made = Counted()
     monkeypatch.setitem(clients.CLIENTS, "mem", (lambda options: made, ""))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_prep.storage.stores import objects
+from beam_prep.storage import stores
 from tests.storage.memory import MemoryStore
 
 
@@ -16,7 +16,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MemorySto
     # Locks of stored outputs lie among temporary files: other processes test outputs of the same names.
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setitem(objects.CLIENTS, "mem", (lambda options: made, ""))
-    objects.client_for.cache_clear()
+    monkeypatch.setitem(stores.CLIENTS, "mem", (lambda options: made, ""))
+    stores.client_for.cache_clear()
     yield made
-    objects.client_for.cache_clear()
+    stores.client_for.cache_clear()

@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import BinaryIO
 
-from beam_prep.storage.stores.client import ANY, Changed, ObjectInfo
+from beam_prep.storage.stores import ANY, Changed, ObjectInfo
 
 
 class MemoryStore:
@@ -26,14 +26,14 @@ class MemoryStore:
             raise Changed(path)
         return self._objects[path][0][start:stop]
 
-    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+    def put(self, path: str, body: bytes | BinaryIO, version: str | None, sha256: str | None) -> None:
         if version not in (ANY, self.find(path).version if path in self._objects else None):
             raise Changed(path)
         self._writes += 1
-        self._objects[path] = bytes(data), str(self._writes), sha256, self.clock()
-
-    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        self.put(path, Path(file).read_bytes(), version, sha256)
+        if not isinstance(body, bytes):
+            body.seek(0)
+            body = body.read()
+        self._objects[path] = body, str(self._writes), sha256, self.clock()
 
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)

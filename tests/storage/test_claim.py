@@ -15,10 +15,10 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.errors import LockedError
+from beam_prep.storage import stores
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.output import Staging, StoredOutput
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores import read_bytes
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
 
@@ -42,7 +42,7 @@ def claimed_by() -> str:
 
 
 def names(prefix: str = "mem://bucket/") -> list[str]:
-    return [found.path for found in objects.listed(prefix)]
+    return [found.path for found in stores.listed(prefix)]
 
 
 def claims() -> list[str]:
@@ -216,7 +216,7 @@ def test_a_job_whose_lock_is_not_here_is_not_gone(store: MemoryStore, claimed: d
 @pytest.mark.parametrize("text", [b"", b"{}"])
 def test_what_is_no_claim_is_said(store: MemoryStore, text: bytes) -> None:
     mine = launch()
-    objects.put(mine.claims.path, text)
+    stores.put(mine.claims.path, text)
     with pytest.raises(LockedError, match=r"is not a claim of this version of beam_prep: type: rm mem://"):
         claim(mine)
 

@@ -11,7 +11,7 @@ import pytest
 
 from beam_prep import cli
 from beam_prep.errors import ConfigError
-from beam_prep.storage.stores import objects
+from beam_prep.storage import stores
 from beam_prep.storage.token_cache import Collected, TokenCache, collect
 from tests.storage.memory import MemoryStore
 from tests.test_refresh import Jobs, texts
@@ -73,15 +73,15 @@ def test_young_blocks_stay_unless_the_cache_is_too_large(jobs: Jobs) -> None:
 def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, names = "mem://bucket/cache", [f"ab/{digit * 30}-{'c' * 16}" for digit in "12"]
     for name in names:
-        objects.put(f"{cache}/{name}.rows.arrow", b"rows")
+        stores.put(f"{cache}/{name}.rows.arrow", b"rows")
     monkeypatch.setattr(store, "clock", lambda: time.time())
     TokenCache(cache, "recipe", kept=True).used(names[1])
     assert (collect(cache, DAY).kept, collect(cache, DAY).removed) == (1, 0)
-    assert {each.path for each in objects.listed(cache)} == {
+    assert {each.path for each in stores.listed(cache)} == {
         f"{cache}/{names[1]}{each}" for each in (".rows.arrow", ".used")
     }
     assert collect(cache, 0, most_bytes=0).removed == 1
-    assert objects.listed(cache) == []
+    assert stores.listed(cache) == []
 
 
 def test_what_killed_writers_and_damage_left_goes(jobs: Jobs) -> None:

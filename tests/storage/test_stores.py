@@ -1,29 +1,22 @@
 """Object stores, as far as none is needed: tests/engines/test_storage.py has the rest."""
 
-import inspect
 import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import apache_beam as beam
 import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, OutputError
-from beam_prep.output_claim import is_within
+from beam_prep.pipeline import is_within
 from beam_prep.shards.layout import Layout
-from beam_prep.storage.arrange import Arranger, Scratch
+from beam_prep.storage import stores
 from beam_prep.storage.output import Staging, normalise_path
-from beam_prep.storage.publish import Publisher
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions
+from beam_prep.storage.shipped import IndexFile, TokenizerFolder
+from beam_prep.storage.stores import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.transforms.plan import digests, make_run, merge_runs, plan_output, plan_shards, survey, view_block
-from beam_prep.transforms.records import read
-from beam_prep.transforms.shard import CacheBlocks, publish, write
 from tests.conftest import ROOT, config_of, prepared
 from tests.storage.memory import MemoryStore
 
@@ -52,7 +45,7 @@ def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extr
 
 def test_other_schemes_are_named() -> None:
     with pytest.raises(ConfigError, match="hdfs:// is not a known store: wanted gs:// or s3://"):
-        objects.find("hdfs://host/x")
+        stores.find("hdfs://host/x")
 
 
 def test_the_path_of_an_output_is_written_in_one_way() -> None:
@@ -80,53 +73,25 @@ def test_a_folder_is_within_another_by_its_names_and_not_by_its_letters(
 GIVEN = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
 
 
-def steps_with_stores() -> list[beam.DoFn]:
-    staging = Staging("s3://bucket/a", "s3://bucket/a", "launch", GIVEN)
-    token_cache = TokenCache("s3://bucket/token_cache", "recipe", staging.options)
-    layout = Layout()
-    publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
-    return [
-        CacheBlocks(token_cache=token_cache, publisher=publisher, rows_without_loss="drop"),
-    ]
-
-
-@pytest.mark.parametrize("step", steps_with_stores(), ids=lambda step: type(step).__name__)
-def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step: beam.DoFn) -> None:
+def test_what_uses_a_store_brings_the_options_of_its_launcher_to_a_worker() -> None:
     before = FileSystems._pipeline_options
-    try:
-        FileSystems.set_options(PipelineOptions([]))
-        received = pickle.loads(pickle.dumps(step))
-        assert StoreOptions.current().given == ()
-        received.setup()
-        assert StoreOptions.current() == GIVEN
-    finally:
-        FileSystems._pipeline_options = before
-
-
-STEPS = [read, plan_output, write, publish, survey, make_run, merge_runs, plan_shards, digests, view_block]
-
-
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_so_does_every_function(step: Any) -> None:
-    before = FileSystems._pipeline_options
-    values: dict[str, Any] = dict.fromkeys(inspect.signature(step).parameters)
-    arranger = Arranger(TokenCache("s3://bucket/token_cache", "recipe", GIVEN), Scratch("s3://bucket/scratch"))
     staging = Staging("s3://bucket/a", "s3://bucket/a", "launch", GIVEN)
-    publisher = Publisher("s3://bucket/out", staging, ("bin",), Layout(), 0.1, 0.1, None, False, {}, {})
-    given = {"publisher": publisher} if step is publish else {"arranger": arranger, "token_cache": arranger.token_cache}
-    values |= {name: value for name, value in given.items() if name in values}
+    token_cache = TokenCache("s3://bucket/token_cache", "recipe", GIVEN)
+    folder, index = TokenizerFolder("s3://bucket/a", (), GIVEN), IndexFile("s3://bucket/a", GIVEN)
     try:
-        FileSystems.set_options(PipelineOptions([]))
-        with pytest.raises((AssertionError, AttributeError, TypeError)):  # nothing else was given
-            list(step(**values))
-        assert StoreOptions.current() == GIVEN
+        for each in (staging, token_cache, folder, index):
+            sent = pickle.dumps(each)
+            FileSystems.set_options(PipelineOptions([]))
+            assert StoreOptions.current().given == ()
+            assert pickle.loads(sent) == each
+            assert StoreOptions.current() == GIVEN
     finally:
         FileSystems._pipeline_options = before
 
 
 LEASE = """
 from beam_prep.readers.shards import ReaderLease
-from beam_prep.storage.stores import objects
+from beam_prep.storage import stores
 from tests.storage.memory import MemoryStore
 
 class Store(MemoryStore):
@@ -135,7 +100,7 @@ class Store(MemoryStore):
         print("removed", path.rpartition("/")[0])
 
 store = Store()
-objects.CLIENTS["mem"] = (lambda options: store, "")
+stores.CLIENTS["mem"] = (lambda options: store, "")
 lease = ReaderLease("mem://bucket/out/one")
 print(len(list(store.listed("mem://bucket/out/.beam_prep/readers/one/"))))
 """
@@ -160,5 +125,5 @@ def test_a_glob_in_a_store_names_no_hidden_objects(store: MemoryStore) -> None:
         store.put(f"mem://bucket/{name}", b"", None, None)
     named = {"a/*": "a/x", "**": "a/b/x a/x", "a/.*": "a/.x", "**/.*/x": "a/.b/x", ".c/*": ".c/x"}
     for pattern, names in named.items():
-        found = [each.path.removeprefix("mem://bucket/") for each in objects.match_pattern(f"mem://bucket/{pattern}")]
+        found = [each.path.removeprefix("mem://bucket/") for each in stores.match_pattern(f"mem://bucket/{pattern}")]
         assert (pattern, sorted(found)) == (pattern, names.split())

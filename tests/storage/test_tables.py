@@ -19,7 +19,7 @@ from beam_prep.errors import InputError
 from beam_prep.reading.records import RawBlock
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import blocks_of, digest_of_input, first_records, split_file
-from beam_prep.storage.stores.client import ANY
+from beam_prep.storage.stores import ANY
 from tests.storage.memory import MemoryStore
 
 

@@ -26,7 +26,7 @@ from beam_prep.reading.source import SHARED_BYTES
 from beam_prep.storage import files as _files
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.inputs import pack_files, read_split, split_file, split_files
-from beam_prep.transforms.records import ReadJSONL
+from beam_prep.transforms.steps import ReadJSONL
 
 BLOCK = 65536
 CONFIG = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}

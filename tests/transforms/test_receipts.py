@@ -4,7 +4,7 @@ from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import Node
 from beam_prep.data.schema import Column
 from beam_prep.shards.receipts import BlockReceipt, counts_list, placed
-from beam_prep.transforms.plan import RECEIPTS, packed
+from beam_prep.transforms.shard import RECEIPTS, packed
 
 
 def receipt(number: int, count: int) -> BlockReceipt:

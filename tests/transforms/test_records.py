@@ -15,7 +15,7 @@ from apache_beam.transforms import trigger, window
 
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError, ConfigError, RunError
-from beam_prep.readers.source import source_lines
+from beam_prep.inspect.row import source_lines
 from beam_prep.sample import prepare
 from tests.conftest import ROOT, tree
 
