@@ -115,8 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command's arguments; None means those of this process.
     """
-    for name in ("stdin", "stdout", "stderr"):  # None: closed, and then the next open file would get its number
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, "r+"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")  # for JSON and marks of trained text, whatever the locale
     words = list(sys.argv[1:] if arguments is None else arguments)
