@@ -138,10 +138,10 @@ POSITIONS = Column("position_ids", "int32", 1, "position", "input_ids")
 LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
 
 
-def by_hand(*columns: tuple[Column, list[int]]) -> str:
+def by_hand(*columns: tuple[Column, list[int]], width: int = 0) -> str:
     kind = RowKind(tuple(column for column, _ in columns), None, {}, "out")
     row = {column.name: np.array(values, np.int32) for column, values in columns}
-    return RowText(marks=True).of(ShownRow(kind, row, ["record 0"])).plain
+    return RowText(marks=True, width=width).of(ShownRow(kind, row, ["record 0"])).plain
 
 
 SHIFTED = Column("labels", "int32", 1, "labels", "input_ids", shifted=True)
@@ -172,6 +172,20 @@ def test_what_is_odd_in_a_row_is_shown(columns: Any, words: str) -> None:
 def test_lengths_that_are_not_those_of_the_row_are_an_error() -> None:
     with pytest.raises(FormatError, match="out: seq_lens of a row count 4 tokens, it has 3"):
         by_hand((IDS, [5, 6, 7]), (LABELS, [5, 6, 7]), (LENGTHS, [2, 2]))
+
+
+def test_a_pair_that_begins_differently_has_no_common_part() -> None:
+    text = by_hand(
+        (Column("chosen", "int32", 1, "ids"), [1, 7]),
+        (Column("chosen_mask", "int32", 1, "mask", "chosen"), [0, 1]),
+        (Column("rejected", "int32", 1, "ids"), [2, 7, 8]),
+        (Column("rejected_mask", "int32", 1, "mask", "rejected"), [0, 1, 1]),
+        width=100,
+    )
+    assert text.split("\n")[1:] == [
+        "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
+        "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
+    ]
 
 
 def test_texts_are_cut_between_words() -> None:

@@ -189,11 +189,11 @@ class RowKind:
         """The text of tokens."""
         return "".join(self.pieces(ids)) if self.tokenizer is None else self.tokenizer.decode(ids)
 
-    def runs(self, sequence: TokenSequence) -> Iterator[Run]:
-        """The tokens as runs of text (of ids, without a tokenizer)."""
+    def runs(self, sequence: TokenSequence, start: int = 0, stop: int | None = None) -> Iterator[Run]:
+        """The tokens [start, stop) as runs of text (of ids, without a tokenizer)."""
         ids = sequence.ids.tolist()
         trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
-        tokens = zip(trained, ids, self.pieces(ids), strict=True)
+        tokens = list(zip(trained, ids, self.pieces(ids), strict=True))[start:stop]
         styles = itertools.groupby(tokens, lambda token: (token[0], token[1] in self.special))
         for (is_trained, is_special), run in styles:
             yield Run(is_trained, is_special, [(token, piece.translate(VISIBLE)) for _, token, piece in run])
