@@ -11,6 +11,7 @@ the same result; a sample of each block is compared with it.
 
 import bisect
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import jinja2
 from jinja2 import nodes
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES, json_of
-from beam_prep.chat.messages import Message, are_plain, not_rendered
+from beam_prep.chat.messages import Message, are_plain, not_rendered, text_of_part
 from beam_prep.chat.origins import RAW, Constant, Node, Nodes, Sealed, Text, one, parts_of
 from beam_prep.chat.renderer import RENDERING, Renderer, Tokens
 from beam_prep.chat.trace import trace
@@ -44,6 +45,7 @@ _FIXED = frozenset((str, int, bool, type(None), Constant))
 _WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
 _WATCHED += "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __len__ __getitem__ __iter__ __hash__".split()
 _WATCHED += "__mul__ __rmul__ __mod__ __rmod__ __format__".split()
+_OF_ADDRESS = re.compile(r"\A[ at0-9a-fx]|0x|[ at0x]\Z", re.IGNORECASE)
 _SAME = object()
 """Stands for the text that an operation was called on."""
 
@@ -73,6 +75,7 @@ class Plan(NamedTuple):
         marked, reasoned: see `RenderedChat`.
         guards: conditions on the texts.
         rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
+        addresses: a constant may be a part of a memory address.
     """
 
     parts: list[str]
@@ -82,6 +85,7 @@ class Plan(NamedTuple):
     reasoned: int
     guards: list[Guard]
     rests: tuple[str, ...]
+    addresses: bool
 
 
 class Replay:
@@ -105,8 +109,8 @@ class Replay:
         self._renderer_of, self._facts_of = renderer_of, facts_of
         self._plans = dict[Any, Plan | int | None]()
         self._possible = _is_readable(tree)
-        # The first two characters of each special token; and a mark of `origins.formatted`.
-        self._beginnings = ("\ue000", *sorted({token[:2] for token in tokens.texts if len(token) > 1}))
+        # The first two characters of each special token.
+        self._beginnings = tuple(sorted({token[:2] for token in tokens.texts if len(token) > 1}))
 
     def find(self, messages: Sequence[Message], variables: Variables) -> tuple[str, list[Turn], bool, int] | None:
         """(text, turns, whether they are marked, messages with reasoning); None: the chat has to be rendered.
@@ -137,7 +141,7 @@ class Replay:
             # Otherwise the rendering would not show that a template leaves out contents or arguments.
             if self._are_plain(texts) and "{}" not in texts:
                 try:
-                    self._plans[key] = self._plan(messages, variables, leaves, said)
+                    self._plans[key] = self._plan(messages, variables, leaves)
                 except (_NotReplayable, Reject):
                     self._plans[key] = None
         return self._joined(plan, leaves) if isinstance(plan, Plan) else None
@@ -152,7 +156,7 @@ class Replay:
         parts = plan.parts.copy()
         parts[1::2] = written
         text = "".join(parts)
-        if " at 0x" in text or " AT 0X" in text:
+        if plan.addresses and (" at 0x" in text or " AT 0X" in text):
             return None  # see `check_addresses`
         before = [0, *itertools.accumulate(map(len, written))]
         turns = []
@@ -176,9 +180,9 @@ class Replay:
             self._plans[key] = known = known + 1
         return known
 
-    def _plan(self, messages: Sequence[Message], variables: Variables, leaves: list[Any], said: int) -> Plan:
-        if any(type(leaf) is str and len(leaf) < 2 for leaf in leaves):
-            raise _NotReplayable  # Python keeps one object for all texts of this character
+    def _plan(self, messages: Sequence[Message], variables: Variables, leaves: list[Any]) -> Plan:
+        if any(type(leaf) is str and (len(leaf) < 2 or "\ue000" in leaf) for leaf in leaves):
+            raise _NotReplayable  # one object for all texts of this character; a mark of `origins.formatted`
         # Copies, so that each value is a separate object, by whose id it is found in the rendering.
         watched = _Watched(leaves)
         copies = [_copied(message, _LEVELS) for message in messages]
@@ -223,11 +227,13 @@ class Replay:
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
         rests = tuple({rest.strip()[:2] for _, lacking in facts.gaps.values() for rest in lacking if rest.strip()})
         # Whether a message has words, which may be written only as a part of some JSON.
-        alone = {number for number, as_json in order if not as_json}
-        texts = [number for number in range(said) if type(leaves[number]) is str and number not in alone]
-        guards = [*((*asked, gives) for asked, gives in watched.guards.items())]
-        guards += [(number, "isspace", (), False) for number in texts]
-        plan = Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests)
+        contents = [message.get("content") for message in copies]
+        parts_of_all = [part for content in contents for part in (content if type(content) is list else [content])]
+        words = [watched.numbers[id(text)] for part in parts_of_all if (text := text_of_part(part))]
+        guards = [(*asked, gives) for asked, gives in watched.guards.items()]
+        guards += [(text[0], "isspace", (), False) for text in words if text not in order]
+        addresses = any(map(_OF_ADDRESS.search, parts[::2]))
+        plan = Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests, addresses)
         if self._joined(plan, leaves) != (rendering.text, turns, plan.marked, reasoned):
             raise _NotReplayable
         return plan
