@@ -37,9 +37,9 @@ _LONGEST = 1 << 16
 """Most characters of the texts that are joined. Longer ones may exceed a limit of a rendering."""
 _LEVELS, _LEVELS_OF_TOOL = 3, 2
 """Levels of objects whose keys are a part of the kind: message, call and function; tool and function."""
-_UNSEEN_FILTERS = "int float filesizeformat wordcount safe escape e forceescape xmlattr urlize striptags".split()
+_UNSEEN_FILTERS = "int float filesizeformat wordcount safe escape e forceescape xmlattr urlize batch slice".split()
 _UNSEEN_TESTS = "in sameas escaped lower upper".split()
-"""Filters and tests that read a text without calling a method of it, or make markup, whose methods do."""
+"""Filters and tests that read a text without calling a method of it, make markup, or have limits by texts' sizes."""
 _FIXED = frozenset((str, int, bool, type(None), Constant))
 """Types of arguments that hold no text of the chat."""
 _WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
@@ -370,7 +370,7 @@ class _Watched:
         return self.numbers[id(value)]
 
     @contextmanager
-    def watching(self, environment: jinja2.Environment) -> Iterator[None]:
+    def watching(self, environment: Any) -> Iterator[None]:
         """Watches operations on values."""
         methods = {name: self._method(name, getattr(Text, name)) for name in _WATCHED}
         changed: dict[type, dict[str, Any]] = {
