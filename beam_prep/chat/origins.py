@@ -36,8 +36,17 @@ Part = tuple[str, Origin | None]
 _new = str.__new__
 
 
-class Text(str):
-    """A string with an origin for each part."""
+class Constant(str):
+    """A role, which counts as the template's own text. Not `str`, because a `str` is wrapped when it is read."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
+class Text(Constant):
+    """A string with an origin for each part. A `Constant`, so that comparisons with roles are the text's own."""
 
     __slots__ = ("_parts",)
     _parts: tuple[Part, ...]
@@ -350,15 +359,6 @@ def _of_message(origin: Origin, key: str, value: Any) -> Any:
         parts = [wrap(part, Origin(index, (key, own))) for own, part in zip(keys, value, strict=True)]
         return Nodes(value, Origin(index, (key, *keys)), parts)
     return wrap(value, _origin(index, "reasoning" if key in REASONING_FIELDS else key))
-
-
-class Constant(str):
-    """A role, which counts as the template's own text. Not `str`, because a `str` is wrapped when it is read."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return self
 
 
 _constant = functools.lru_cache(1000)(Constant)

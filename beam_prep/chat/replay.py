@@ -11,6 +11,7 @@ the same result; a sample of each block is compared with it.
 
 import bisect
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,8 +19,8 @@ from typing import Any, NamedTuple
 import jinja2
 from jinja2 import nodes
 
-from beam_prep.chat.environment import json_of
-from beam_prep.chat.messages import Message, are_plain, not_rendered
+from beam_prep.chat.environment import RAISED_BY_TEMPLATES, json_of
+from beam_prep.chat.messages import Message, are_plain, not_rendered, text_of_part
 from beam_prep.chat.origins import RAW, Constant, Node, Nodes, Sealed, Text, one, parts_of
 from beam_prep.chat.renderer import RENDERING, Renderer, Tokens
 from beam_prep.chat.trace import trace
@@ -36,11 +37,15 @@ _LONGEST = 1 << 16
 """Most characters of the texts that are joined. Longer ones may exceed a limit of a rendering."""
 _LEVELS, _LEVELS_OF_TOOL = 3, 2
 """Levels of objects whose keys are a part of the kind: message, call and function; tool and function."""
-_UNSEEN = frozenset("int float filesizeformat wordcount in sameas escaped".split())
-"""Filters and tests that read a text without calling a method of it."""
+_UNSEEN_FILTERS = "int float filesizeformat wordcount safe escape e forceescape xmlattr urlize batch slice".split()
+_UNSEEN_TESTS = "in sameas escaped lower upper".split()
+"""Filters and tests that read a text without calling a method of it, make markup, or have limits by texts' sizes."""
+_FIXED = frozenset((str, int, bool, type(None), Constant))
+"""Types of arguments that hold no text of the chat."""
 _WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
 _WATCHED += "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __len__ __getitem__ __iter__ __hash__".split()
 _WATCHED += "__mul__ __rmul__ __mod__ __rmod__ __format__".split()
+_OF_ADDRESS = re.compile(r"\A[ at0-9a-fx]|0x|[ at0x]\Z", re.IGNORECASE)
 _SAME = object()
 """Stands for the text that an operation was called on."""
 
@@ -70,6 +75,7 @@ class Plan(NamedTuple):
         marked, reasoned: see `RenderedChat`.
         guards: conditions on the texts.
         rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
+        addresses: a constant may be a part of a memory address.
     """
 
     parts: list[str]
@@ -79,6 +85,7 @@ class Plan(NamedTuple):
     reasoned: int
     guards: list[Guard]
     rests: tuple[str, ...]
+    addresses: bool
 
 
 class Replay:
@@ -112,6 +119,12 @@ class Replay:
             messages: in the form that the template takes.
             variables: of the template.
         """
+        try:
+            return self._find(messages, variables)
+        except RAISED_BY_TEMPLATES:
+            return None  # a guard raises, or the chat is nested too deep: the rendering shows what that means
+
+    def _find(self, messages: Sequence[Message], variables: Variables) -> tuple[str, list[Turn], bool, int] | None:
         roles: Any = tuple([message["role"] for message in messages])
         if not self._possible or self._seen(roles) == 1:
             return None
@@ -120,7 +133,7 @@ class Replay:
         said = len(leaves)
         for name in sorted(variables):
             value = variables[name]
-            kind += name, _kind(value, leaves, _LEVELS_OF_TOOL) if name == "tools" else repr(value)
+            kind.append((name, _kind(value, leaves, _LEVELS_OF_TOOL) if name == "tools" else repr(value)))
         key = tuple(kind)
         plan = self._seen(key)
         if plan == _OFTEN:
@@ -131,8 +144,9 @@ class Replay:
                     self._plans[key] = self._plan(messages, variables, leaves)
                 except (_NotReplayable, Reject):
                     self._plans[key] = None
-        if not isinstance(plan, Plan):
-            return None
+        return self._joined(plan, leaves) if isinstance(plan, Plan) else None
+
+    def _joined(self, plan: Plan, leaves: list[Any]) -> tuple[str, list[Turn], bool, int] | None:
         written = [json_of(leaves[number]) if as_json else leaves[number] for number, as_json in plan.order]
         if not self._are_plain(written) or (plan.rests and any(text.startswith(plan.rests) for text in written)):
             return None
@@ -141,12 +155,15 @@ class Replay:
                 return None
         parts = plan.parts.copy()
         parts[1::2] = written
+        text = "".join(parts)
+        if plan.addresses and (" at 0x" in text or " AT 0X" in text):
+            return None  # see `check_addresses`
         before = [0, *itertools.accumulate(map(len, written))]
         turns = []
         for message, spans, rule in plan.turns:
             moved = _moved(spans, before)
             turns.append(Turn(message, moved, None, moved if rule == spans else _moved(rule, before)))
-        return "".join(parts), turns, plan.marked, plan.reasoned
+        return text, turns, plan.marked, plan.reasoned
 
     def _are_plain(self, texts: list[str]) -> bool:
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=2) < 2:
@@ -158,12 +175,14 @@ class Replay:
         """The plan of a kind, or how often it, or its roles, came, at most `_OFTEN`; None: it is not replayed."""
         known = self._plans.get(key, 0)
         if isinstance(known, int) and known < _OFTEN:
-            while not known and len(self._plans) >= _MOST:
-                del self._plans[next(iter(self._plans))]
+            if not known and len(self._plans) >= _MOST:
+                self._plans.pop(next(iter([*self._plans])), None)  # other threads may do so, too
             self._plans[key] = known = known + 1
         return known
 
     def _plan(self, messages: Sequence[Message], variables: Variables, leaves: list[Any]) -> Plan:
+        if any(type(leaf) is str and (len(leaf) < 2 or "\ue000" in leaf) for leaf in leaves):
+            raise _NotReplayable  # one object for all texts of this character; a mark of `origins.formatted`
         # Copies, so that each value is a separate object, by whose id it is found in the rendering.
         watched = _Watched(leaves)
         copies = [_copied(message, _LEVELS) for message in messages]
@@ -186,6 +205,11 @@ class Replay:
         begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in a constant and end in a text
+        ends = [token[1:] for token in self._tokens.texts if len(token) > 1]
+        if any(
+            end.startswith(constant) or constant.startswith(end) for end in ends for constant in parts[2::2] if constant
+        ):
+            raise _NotReplayable  # a special token may begin with the last character of a text
         rendering, facts = trace(pieces), self._facts_of(variables)
         found = Turns(self._renderer_of(variables), facts, rendering, messages)
         # Whether an id holds the name of its function, or a text has several words, is no part of the kind.
@@ -195,10 +219,24 @@ class Replay:
         turns = accounted(found.all(), messages, {index for index, _ in lost})
         if not found.by_facts or any(turn.reason for turn in turns) or lost:
             raise _NotReplayable
+        for index, place in found.places.items():
+            if (messages[index]["role"] == "assistant" or place.owner > index) and any(
+                piece.after <= each.begin < piece.begin for piece in place.pieces for each in rendering.segments
+            ):
+                raise _NotReplayable  # a name in the header, by which the turn is found
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
         rests = tuple({rest.strip()[:2] for _, lacking in facts.gaps.values() for rest in lacking if rest.strip()})
+        # Whether a message has words, which may be written only as a part of some JSON.
+        contents = [message.get("content") for message in copies]
+        parts_of_all = [part for content in contents for part in (content if type(content) is list else [content])]
+        words = [watched.numbers[id(text)] for part in parts_of_all if (text := text_of_part(part))]
         guards = [(*asked, gives) for asked, gives in watched.guards.items()]
-        return Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests)
+        guards += [(text[0], "isspace", (), False) for text in words if text not in order]
+        addresses = any(map(_OF_ADDRESS.search, parts[::2]))
+        plan = Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests, addresses)
+        if self._joined(plan, leaves) != (rendering.text, turns, plan.marked, reasoned):
+            raise _NotReplayable
+        return plan
 
 
 def _kinds(messages: Sequence[Message], found: list[Any]) -> list[Any]:
@@ -229,7 +267,7 @@ def _kind(value: Any, found: list[Any], levels: int) -> Any:
         return kind
     made: list[Any] = [dict]
     for key, each in value.items():
-        if key == "role" and type(each) is str:
+        if key == "role" and levels == _LEVELS:
             made += key, each
         elif type(each) is str and each:  # the most frequent case
             found.append(each)
@@ -251,7 +289,7 @@ def _copied(value: Any, levels: int) -> Any:
     if value and not levels:
         return Sealed(value)
     return {
-        key: each if key == "role" and type(each) is str else _copied(each, levels - 1) for key, each in value.items()
+        key: each if key == "role" and levels == _LEVELS else _copied(each, levels - 1) for key, each in value.items()
     }
 
 
@@ -283,20 +321,13 @@ def _place(at: int, parts: Sequence[str]) -> tuple[int, int]:
 
 def _is_readable(tree: nodes.Template) -> bool:
     """Whether all operations of a template on texts can be watched."""
-    for asked in (*tree.find_all(nodes.Filter), *tree.find_all(nodes.Test)):
-        if not _UNSEEN.isdisjoint({asked.name, *(each.value for each in asked.args if isinstance(each, nodes.Const))}):
-            return False  # used directly, or through `map`
-    for call in tree.find_all(nodes.Call):
-        method = call.node.attr if isinstance(call.node, nodes.Getattr) else ""
-        if hasattr(str, method) and method != "join" and not all(isinstance(each, nodes.Const) for each in call.args):
-            return False  # a constant's method may read a text
     for compare in tree.find_all(nodes.Compare):
         whole = (compare.expr, *(operand.expr for operand in compare.ops))
         for left, operand in zip(whole, compare.ops, strict=False):
             fixed = isinstance(left, nodes.Const) or isinstance(operand.expr, nodes.List | nodes.Tuple)
             if operand.op in ("in", "notin") and not fixed:
                 return False  # a search for a text in a constant calls the constant's method
-    return True
+    return tree.find(nodes.EvalContextModifier) is None  # markup compares texts itself
 
 
 def _encoded(result: Any, text: str) -> Any:
@@ -339,25 +370,29 @@ class _Watched:
         return self.numbers[id(value)]
 
     @contextmanager
-    def watching(self, environment: jinja2.Environment) -> Iterator[None]:
+    def watching(self, environment: Any) -> Iterator[None]:
         """Watches operations on values."""
         methods = {name: self._method(name, getattr(Text, name)) for name in _WATCHED}
         changed: dict[type, dict[str, Any]] = {
-            # What `safe` and `escape` make has methods of its own.
             Text: {**methods, "__bool__": lambda text: self._truth(text), "__html__": _refuse},
+            type(environment): {"call": self._call(type(environment).call)},
             # What is compared or copied here is not watched.
             **{kind: {"__eq__": _refuse, "__ne__": _refuse, "copy": _refuse} for kind in (Node, Nodes)},
         }
         with RENDERING:
             before = {(kind, name): kind.__dict__.get(name) for kind, names in changed.items() for name in names}
-            tojson = environment.filters["tojson"]
+            filters, tests = {**environment.filters}, {**environment.tests}
             try:
                 for kind, name in before:
                     setattr(kind, name, changed[kind][name])
-                environment.filters["tojson"] = self._tojson(tojson)
+                environment.filters.update(
+                    dict.fromkeys(_UNSEEN_FILTERS, _refuse), tojson=self._tojson(filters["tojson"])
+                )
+                environment.tests.update(dict.fromkeys(_UNSEEN_TESTS, _refuse))
                 yield
             finally:
-                environment.filters["tojson"] = tojson
+                environment.filters.update(filters)
+                environment.tests.update(tests)
                 for (kind, name), method in before.items():
                     if method is None:
                         delattr(kind, name)
@@ -373,8 +408,10 @@ class _Watched:
                 result = original(text, *arguments)
                 if result is not NotImplemented:
                     value = _encoded(result, text)
+                    if value is None or len(text._parts) != 1 or not _FIXED.issuperset(map(type, arguments)):
+                        raise _NotReplayable
                     number, is_json = self.number(text._parts[0][0])
-                    if value is None or is_json or len(text._parts) != 1 or Text in map(type, arguments):
+                    if is_json:
                         raise _NotReplayable
                     self.guards[number, name, arguments] = value
                     # What is asked of a result that is the text is asked of the text.
@@ -383,11 +420,23 @@ class _Watched:
                     if isinstance(value, list):
                         return [text if kind is _SAME else part for kind, part in zip(value, result, strict=True)]
                 return result
+            except LookupError:  # jinja takes it for an attribute that is not there
+                raise _NotReplayable from None
             finally:
                 self._busy = False
 
         method.__name__ = name
         return method
+
+    def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(environment: Any, context: Any, obj: Any, /, *arguments: Any, **named: Any) -> Any:
+            owner = getattr(obj, "__self__", None)
+            is_constants = isinstance(owner, str) and type(owner) is not Text and obj.__name__ != "join"
+            if is_constants and not _FIXED.issuperset(map(type, (*arguments, *named.values()))):
+                raise _NotReplayable  # the method may read a text
+            return original(environment, context, obj, *arguments, **named)
+
+        return call
 
     def _truth(self, text: Text) -> bool:
         for value, origin in text._parts:
@@ -412,7 +461,7 @@ class _Watched:
         return tojson
 
 
-def _refuse(*_: Any) -> Any:
+def _refuse(*_: Any, **__: Any) -> Any:
     raise _NotReplayable
 
 

@@ -198,13 +198,71 @@ def test_a_chat_that_may_exceed_a_limit_is_rendered() -> None:
         "m.content is escaped",
         "messages | map(attribute='content') | unique | list | length == 1",
         "[m.content, 'yes'] | unique | list | length == 1",
+        "m.role == m.content",
+        "messages[0].content in [m.role]",
+        "messages | selectattr('role', 'lt', messages[0].content) | list",
+        "'yes no'.startswith(*[m.content])",
+        "'yes no'['startswith'](m.content)",
+        "('yes no' | attr('find'))(m.content) == 0",
+        "messages[0].content.endswith(*[(messages[1].content, 'x')])",
+        "[m.content] | select('i' ~ 'n', 'yes no') | list",
+        "not [messages[0].content] is lower",
+        "messages[0].content[3] is defined",
+        "'yes' | safe == m.content",
+        "messages[0].content.index('s') == 0",
     ],
 )
 def test_what_is_asked_past_a_texts_methods_does_not_depend_on_chats_before(asked: str) -> None:
     source = CHATML.replace("{{ m.content }}", "{{ '[' if " + asked + " }}{{ m.content }}")
     template = ChatTemplate(source, TOKENS, CONTROLS)
-    for texts in (*(("ask", f"say {n}") for n in range(8)), ("yes", "yes"), ("a<b", "c<d>")):
+    for texts in (
+        *(("ask", f"say {n}") for n in range(8)),
+        ("yes", "yes"),
+        ("a<b", "c<d>"),
+        ("user", "er"),
+        ("LOUDLY", "er"),
+    ):
         check(template, talk(*texts))
+
+
+@pytest.mark.parametrize(
+    ("written", "first", "other"),
+    [
+        ("{{ '%.1s' % (m.content,) }}", {"content": "\ue000ab"}, {"content": "xyz"}),
+        ("look at {{ m.content }}", {"content": "it"}, {"content": "0x12"}),
+        ("{{ m | tojson }}", {"content": "so it is", "state": "done"}, {"content": " ", "state": "done"}),
+        (
+            "{{ m.content | tojson }}",
+            {"content": [{"type": "text", "text": "so"}]},
+            {"content": [{"type": "text", "text": " "}]},
+        ),
+        ("{{ m.name }}\n{{ m.content }}", {"content": "so", "name": "assistant"}, {"content": "so", "name": "helper"}),
+    ],
+)
+def test_what_a_text_decides_beside_the_text_is_decided_for_each_chat(
+    written: str, first: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """Whether it looks like an address or a mark, has words, or is a name that a header may have."""
+    header = "<|im_start|>" + ("" if "m.name" in written else "{{ m.role }}\n")
+    source = "{% for m in messages %}" + header + written + END + PROMPT
+    template = ChatTemplate(source, TOKENS, CONTROLS)
+    for said in (*[first] * 8, other):
+        check(template, [{"role": "user", **said}, *([{"role": "assistant", **said}] if "name" in said else [])])
+
+
+def test_kinds_are_told_apart() -> None:
+    """By roles that are named like variables, by a null role of a tool, and texts that are one object in Python."""
+    template = ChatTemplate("{{ more }}" + CHATML, TOKENS, CONTROLS)
+    for n in range(8):
+        check(template, [say("user", f"ask {n}")], more="a")
+    check(template, [say("user", "ask"), say("more", "or"), say("'a'", "less")])
+    source = "{{ tools[0].name }} {{ tools[0].about }} {{ 1 if tools[0].role is none else 2 }}" + CHATML
+    for first, other in (("find", "add"), ("f", "add")):
+        template = ChatTemplate(source, TOKENS, CONTROLS)
+        for _ in range(8):
+            check(template, [say("user", "ask")], tools=[{"name": first, "about": first, "role": None}])
+        check(template, [say("user", "ask")], tools=[{"name": other, "about": "sums", "role": None}])
+        check(template, [say("user", "ask")], tools=[{"name": other, "about": "sums", "role": "None"}])
 
 
 def test_a_guard_that_does_not_hold_is_rendered() -> None:
