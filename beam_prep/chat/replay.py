@@ -11,7 +11,6 @@ the same result; a sample of each block is compared with it.
 
 import bisect
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -45,7 +44,6 @@ _FIXED = frozenset((str, int, bool, type(None), Constant))
 _WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
 _WATCHED += "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __len__ __getitem__ __iter__ __hash__".split()
 _WATCHED += "__mul__ __rmul__ __mod__ __rmod__ __format__".split()
-_OF_ADDRESS = re.compile(r"\A[ at0-9a-fx]|0x|[ at0x]\Z", re.IGNORECASE)
 _SAME = object()
 """Stands for the text that an operation was called on."""
 
@@ -75,7 +73,6 @@ class Plan(NamedTuple):
         marked, reasoned: see `RenderedChat`.
         guards: conditions on the texts.
         rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
-        addresses: a constant may be a part of a memory address.
     """
 
     parts: list[str]
@@ -85,7 +82,6 @@ class Plan(NamedTuple):
     reasoned: int
     guards: list[Guard]
     rests: tuple[str, ...]
-    addresses: bool
 
 
 class Replay:
@@ -156,7 +152,7 @@ class Replay:
         parts = plan.parts.copy()
         parts[1::2] = written
         text = "".join(parts)
-        if plan.addresses and (" at 0x" in text or " AT 0X" in text):
+        if " at 0x" in text or " AT 0X" in text:
             return None  # see `check_addresses`
         before = [0, *itertools.accumulate(map(len, written))]
         turns = []
@@ -232,8 +228,7 @@ class Replay:
         words = [watched.numbers[id(text)] for part in parts_of_all if (text := text_of_part(part))]
         guards = [(*asked, gives) for asked, gives in watched.guards.items()]
         guards += [(text[0], "isspace", (), False) for text in words if text not in order]
-        addresses = any(map(_OF_ADDRESS.search, parts[::2]))
-        plan = Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests, addresses)
+        plan = Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests)
         if self._joined(plan, leaves) != (rendering.text, turns, plan.marked, reasoned):
             raise _NotReplayable
         return plan
