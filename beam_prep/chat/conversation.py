@@ -422,7 +422,11 @@ def kinds_of(
     elif options.generation_prompt == "train" and 0 <= at < start and not text[at + len(prompt) : start].strip():
         cuts.insert(0, (at, GENERATION_PROMPT))
     places = [*accumulate((min(place, stop) for place, _ in cuts), max), stop]
-    return [KindSpan(*part, kind) for part, (_, kind) in zip(pairwise(places), cuts, strict=True) if part[1] > part[0]]
+    found = []
+    for (first, last), (_, kind) in zip(pairwise(places), cuts, strict=True):
+        if last > first:
+            found.append(KindSpan(first, last, kind))
+    return found
 
 
 def _end(text: str, begin: int, stop: int, own: Sequence[SourceSpan], tokens: Tokens) -> int:

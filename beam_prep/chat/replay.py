@@ -196,16 +196,7 @@ class Replay:
             elif value:
                 order.append(watched.number(value))
                 parts += (value, "")
-        if "" in parts[2:-1:2]:
-            raise _NotReplayable  # a control token may begin in one text and end in the next
-        begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
-        if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
-            raise _NotReplayable  # a special token may begin in a constant and end in a text
-        ends = [token[1:] for token in self._tokens.texts if len(token) > 1]
-        if any(
-            end.startswith(constant) or constant.startswith(end) for end in ends for constant in parts[2::2] if constant
-        ):
-            raise _NotReplayable  # a special token may begin with the last character of a text
+        self._check_borders(parts)
         rendering, facts = trace(pieces), self._facts_of(variables)
         found = Turns(self._renderer_of(variables), facts, rendering, messages)
         # Whether an id holds the name of its function, or a text has several words, is no part of the kind.
@@ -216,22 +207,40 @@ class Replay:
         if not found.by_facts or any(turn.reason for turn in turns) or lost:
             raise _NotReplayable
         for index, place in found.places.items():
-            if (messages[index]["role"] == "assistant" or place.owner > index) and any(
-                piece.after <= each.begin < piece.begin for piece in place.pieces for each in rendering.segments
-            ):
-                raise _NotReplayable  # a name in the header, by which the turn is found
+            if messages[index]["role"] != "assistant" and place.owner <= index:
+                continue
+            for piece in place.pieces:
+                if any(piece.after <= each.begin < piece.begin for each in rendering.segments):
+                    raise _NotReplayable  # a name in the header, by which the turn is found
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
-        rests = tuple({rest.strip()[:2] for _, lacking in facts.gaps.values() for rest in lacking if rest.strip()})
-        # Whether a message has words, which may be written only as a part of some JSON.
-        contents = [message.get("content") for message in copies]
-        parts_of_all = [part for content in contents for part in (content if type(content) is list else [content])]
-        words = [watched.numbers[id(text)] for part in parts_of_all if (text := text_of_part(part))]
+        left_out = itertools.chain.from_iterable(lacking for _, lacking in facts.gaps.values())
+        rests = tuple({rest.strip()[:2] for rest in left_out if rest.strip()})
         guards = [(*asked, gives) for asked, gives in watched.guards.items()]
-        guards += [(text[0], "isspace", (), False) for text in words if text not in order]
+        for message in copies:
+            content = message.get("content")
+            for part in content if type(content) is list else [content]:
+                text = text_of_part(part)
+                if text and (text_value := watched.numbers[id(text)]) not in order:
+                    # Whether a message has words, which are written only as a part of some JSON.
+                    number, _ = text_value
+                    guards.append((number, "isspace", (), False))
         plan = Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests)
         if self._joined(plan, leaves) != (rendering.text, turns, plan.marked, reasoned):
             raise _NotReplayable
         return plan
+
+    def _check_borders(self, parts: list[str]) -> None:
+        """Raises _NotReplayable if a special token may lie across the border of a text."""
+        before, behind = parts[:-1:2], parts[2::2]
+        if "" in behind[:-1]:
+            raise _NotReplayable  # between two texts
+        begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
+        if any(constant.endswith(begun) for constant in before if constant):
+            raise _NotReplayable  # from a constant to a text
+        for end in (token[1:] for token in self._tokens.texts if len(token) > 1):
+            for constant in filter(None, behind):
+                if end.startswith(constant) or constant.startswith(end):
+                    raise _NotReplayable  # from the last character of a text to a constant
 
 
 def _kinds(messages: Sequence[Message], found: list[Any]) -> list[Any]:
@@ -292,7 +301,8 @@ def _without_ids(message: Message) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    return {**message, "tool_calls": [{key: value for key, value in call.items() if key != "id"} for call in calls]}
+    bare = [{key: value for key, value in call.items() if key != "id"} for call in calls]
+    return {**message, "tool_calls": bare}
 
 
 def _moved(places: Places, before: Sequence[int]) -> Ranges:

@@ -101,7 +101,10 @@ def _meaning(model: type[BaseModel], at: Location) -> str:
     """The first sentence of the meaning of the field at this place."""
     while at and not isinstance(at[-1], str):  # a place in a list
         at = at[:-1]
-    return plain(meanings(_part_at(model, at[:-1])).get(str(at[-1]), "")).partition(". ")[0].rstrip(".") + "."
+    *above, name = at
+    meaning = plain(meanings(_part_at(model, tuple(above))).get(str(name), ""))
+    first, _, _ = meaning.partition(". ")
+    return first.rstrip(".") + "."
 
 
 def _unknown_key(model: type[BaseModel], at: Location) -> str:

@@ -96,6 +96,7 @@ def _index(name: str, data: bytes, column: Column) -> tuple[Array, Array]:
     if (lengths < 0).any() or not np.array_equal(pointers, sequences[:-1] * np.dtype(column.dtype).itemsize):
         raise ValueError(f"{name}: the sequences do not begin where the one before ends")
     one_each = column.levels > 1 or np.array_equal(documents, np.arange(count + 1))
-    if not one_each or [*documents[:1], *documents[-1:]] != [0, count] or (np.diff(documents) < 0).any():
+    ends = [*documents[:1], *documents[-1:]]
+    if not one_each or ends != [0, count] or (np.diff(documents) < 0).any():
         raise ValueError(f"{name}: the borders of documents do not rise from 0 to {count}, or not by one")
     return sequences, documents

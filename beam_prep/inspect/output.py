@@ -587,7 +587,12 @@ def _domains(manifest: Mapping[str, Any]) -> list[tuple[tuple[str, str], Counter
         part.update({name: sum(shard[name].values()) for name in ("tokens", "trained")}, shards=1, rows=shard["rows"])
         part.update(bytes=sum(file["bytes"] for file in shard["files"]))
     place = {name: number for number, name in enumerate(manifest.get("splits", ()))}
-    return sorted(found.items(), key=lambda each: (place.get(each[0][0], 0), -each[1]["tokens"], each[0][1]))
+
+    def order(each: tuple[tuple[str, str], Counter[str]]) -> tuple[int, int, str]:
+        (split, domain), counts = each
+        return place.get(split, 0), -counts["tokens"], domain
+
+    return sorted(found.items(), key=order)
 
 
 def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> list[tuple[str, int, int]]:
@@ -596,8 +601,11 @@ def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> list[tuple[str, int, 
     first = next((place for place, rows in enumerate(counts) if any(rows)), len(counts))
     found = []
     for place, (before, after) in enumerate(counts[first:], start=first):
-        last = BORDERS[place + 1] - 1
-        found.append((f"{BORDERS[place]:,}" + (f" to {last:,}" if last > BORDERS[place] else ""), before, after))
+        least, most = BORDERS[place], BORDERS[place + 1] - 1
+        name = f"{least:,}"
+        if most > least:
+            name += f" to {most:,}"
+        found.append((name, before, after))
     return found
 
 

@@ -225,7 +225,8 @@ def shuffled(count: int, *key: int) -> Array:
     """
     start = np.uint64(0)
     for number in key:
-        start = _mixed(start + np.array([number % (1 << 64)], np.uint64) * np.uint64(_GOLDEN) + np.uint64(_GOLDEN))[0]
+        added = np.array([number % (1 << 64)], np.uint64)
+        start = _mixed(start + added * np.uint64(_GOLDEN) + np.uint64(_GOLDEN))[0]
     numbers = np.arange(count, dtype=np.uint64)
     low = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
     # A random key with the number itself in its low bits: to sort it takes half the time of an argsort.

@@ -194,7 +194,9 @@ class Parquet(Table):
         # Up to the next split with a row group.
         after = source.size if last + 1 == len(full) or not width else int(begins[last + 1]) // width * width
         numbers = full[first : last + 1]
-        return Part(before, after, int(rows[full[:first]].sum()), int(rows[numbers].sum()), tuple(numbers.tolist()))
+        earlier = int(rows[full[:first]].sum())
+        own = int(rows[numbers].sum())
+        return Part(before, after, earlier, own, tuple(numbers.tolist()))
 
     def _part_with(self, file: InputFile, stream: Any, row: int) -> "Part":
         metadata, before = _parquet(file, stream).metadata, 0

@@ -79,7 +79,7 @@ def serving(
     log: Path,
     ready: Callable[[], object] | None = None,
     environment: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
 ) -> Iterator[Server]:
     """A server while the block lasts.
 
@@ -102,7 +102,7 @@ def serving(
         server.stop()
 
 
-def await_(condition: Callable[[], object], what: str, timeout: float = 120, server: Server | None = None) -> None:
+def await_(condition: Callable[[], object], what: str, timeout: float = 300, server: Server | None = None) -> None:
     """Asks until something is true.
 
     Raises:
