@@ -327,7 +327,7 @@ def _run(given: argparse.Namespace) -> int:
 
     job = Pipeline(**_arguments_of(given), beam_options=[*given.beam_options, *options.changed_options(given)])
     if given.dry_run:
-        from beam_prep.pipeline import dry_run
+        from beam_prep.dry_run import dry_run
 
         _say(dry_run(job).lines())
         return 0

@@ -1,270 +1,33 @@
-"""`Pipeline`: runs a job of a config, inputs and an output directory. `dry_run`: what it would do.
-
-`OutputClaim` is the right to write an output: its lock, its claim, its versions, and the files of failed launches.
-"""
+"""`Pipeline`: runs a job of a config, inputs and an output directory."""
 
 import contextlib
-import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
-from rich import filesize
 
 from beam_prep import errors, recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import AnyPath, AnyPaths, Origin, Split
-from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError
-from beam_prep.first_records import FirstRecords, free_bytes, lacks_room, sizes
-from beam_prep.formats.manifest import MANIFEST, RUN, is_manifest, load
-from beam_prep.hints import shortened
+from beam_prep.data.block import AnyPath, AnyPaths
+from beam_prep.errors import BeamPrepError, ConfigError
+from beam_prep.first_records import FirstRecords
 from beam_prep.options import RunOptions
+from beam_prep.output_claim import OutputClaim, folders_of, manifest_of
 from beam_prep.process import Stopped, quiet_beam, received_signal
 from beam_prep.progress import Progress, reports_folder
 from beam_prep.runners import Engine, Job, choose_runner, raised_by_worker, without_effect, workers_of
-from beam_prep.shards.report import how_made
-from beam_prep.storage.claims import Claim, Claims
-from beam_prep.storage.files import check_writable, join, remove_folder
-from beam_prep.storage.inputs import blocks_of, first_changed, split_file, stores_checksum
-from beam_prep.storage.output import OutputTarget, Staging, normalise_path, output_at, put_back
-from beam_prep.storage.publish import EarlierOutput, earlier_path, same_facts
+from beam_prep.storage.files import join
+from beam_prep.storage.inputs import stores_checksum
 from beam_prep.storage.shipped import ship, ship_references
-from beam_prep.storage.stores import is_local, read_bytes
+from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.versions import Versions, check_name, new_name
-from beam_prep.tokens.batch import IN_FULL, CachePolicy
+from beam_prep.tokens.batch import CachePolicy
 from beam_prep.transforms.steps import ReadJSONL
-
-log = logging.getLogger("beam_prep")
-
-_UNTIL_WORKERS_START = 3600.0
-"""Seconds that workers may take to start."""
-
-
-def manifest_of(output: str) -> dict[str, Any]:
-    """The manifest of an existing output."""
-    path = join(output, MANIFEST)
-    return load(read_bytes(path), path)
-
-
-def is_within(folder: str | None, outer: str) -> bool:
-    """Whether a folder is another one, or lies in it."""
-    # With a name behind it, as `normalise_path` takes no bucket alone.
-    return folder is not None and normalise_path(f"{folder}/x").startswith(f"{normalise_path(outer)}/")
-
-
-def folders_of(output_dir: AnyPath, options: RunOptions) -> tuple[str, Staging]:
-    """The normalised path of an output, and the folders of a new launch.
-
-    Raises:
-        ConfigError: a folder of the options lies in the output, which is replaced as a whole; a path is not UTF-8; or
-            see `check_name`.
-    """
-    output = normalise_path(os.fspath(output_dir))
-    for path in (output, options.cache_dir or "", options.staging or ""):
-        if path.encode(errors="ignore").decode() != path:  # Arrow cannot open a file below it
-            raise ConfigError(f"{path}: this path is not UTF-8: choose another, or rename its folders")
-    if options.version_name is not None:
-        check_name(options.version_name)
-    for name, folder in (("cache_dir", options.cache_dir), ("staging", options.staging)):
-        if is_within(folder, output) and options.keep_versions is None:
-            raise ConfigError(f"--{name} {folder} lies in the output {output}: give a folder outside of it")
-    return output, Staging.beside(output, options.staging)
-
-
-class OutputClaim:
-    """The claim of one launch on the output of its job.
-
-    Attributes:
-        job: the job.
-        root: the output, or the folder of its versions.
-        staging: the folder of this launch's unfinished files.
-        options: of the job.
-        output: the directory to make: `root`, or a version in it.
-        is_taken: True once this launch has taken the claim.
-    """
-
-    def __init__(self, job: "Pipeline") -> None:
-        self.job, self.root, self.staging, self.options = job, job.root, job.staging, job.options
-        self.output, self.is_taken = self.root, False
-
-    @property
-    def claims(self) -> Claims:
-        """The claims of all launches on this output."""
-        return self.staging.claims(self.root)
-
-    @contextmanager
-    def entered(self, dry: bool = False) -> Iterator[str | None]:
-        """What a run and a dry run look at first: may this user write, does no other job, is there anything to do?
-
-        It holds the output's lock, and gives the path of the existing output if it is complete and of this job.
-
-        Args:
-            dry: changes nothing.
-
-        Raises:
-            OutputError: a folder cannot be written; or the output was made without the requested check.
-            LockedError: another job is writing the output.
-        """
-        beside = os.path.dirname(self.root) if self.options.keep_versions is None else self.root
-        for folder in (beside, self.staging.home, self.staging.root):
-            if is_local(folder):
-                check_writable(folder)
-        with self.claims.locked(dry):
-            made = self._made_already(dry)
-            if made is None:
-                self.claims.check_free()
-            yield made
-
-    def _made_already(self, dry: bool) -> str | None:
-        keep = self.options.keep_versions
-        if keep is None:
-            return self.root if self.is_made(self.root) else None
-        made = Versions(self.root)
-        if not dry:
-            made.clean()
-        other = self.claims.holder()
-        claimed = None if other is None else other.version_name
-        # A launch may have been killed before `latest` pointed to its version, so these names are checked, too. Without
-        # a `latest` and a claim, an output of this name is no version.
-        if claimed is not None and not dry and made.has(claimed):
-            made.point(claimed)
-        latest = made.latest()
-        for name in dict.fromkeys(filter(None, (latest, latest and self.options.version_name, claimed))):
-            if self.is_made(made.path(name)):
-                if not dry:
-                    made.point(name)
-                    made.remove_old(keep, name)
-                return made.path(name)
-        return None
-
-    def earlier(self) -> str | None:
-        """The path of the earlier output whose shards may be linked."""
-        return earlier_path(self.root, self.options.keep_versions)
-
-    def is_made(self, output: str) -> bool:
-        """True if an output is complete, of this job, and made with the requested check."""
-        target = output_at(output, self.staging)
-        text = target.manifest()
-        if text is None or not is_manifest(text):
-            return False
-        manifest = load(text, join(output, MANIFEST))
-        same = same_facts(manifest, self.job.facts) and self._same_inputs(target, manifest["inputs"])
-        if not same or not target.is_complete(manifest):
-            return False
-        if self.options.check != "full":
-            return True
-        run = target.run()
-        checked = bool(run) and run.get(IN_FULL) == run.get("blocks")
-        if not checked and not self.options.overwrite:
-            raise OutputError(
-                f"{output} is up to date, but, by its {RUN}, was made without --check full: pass --overwrite to "
-                "make it again"
-            )
-        return checked
-
-    def _same_inputs(self, target: OutputTarget, listed: list[dict[str, Any]]) -> bool:
-        mine = [(file.path, file.size) for file in self.job.inputs]
-        if [(entry["path"], entry["size"]) for entry in listed] != mine:
-            return False
-        return first_changed(self.job.inputs, listed, target.run) is None
-
-    def finish_for_others(self, output: str) -> None:
-        """Finishes what earlier launches left undone, for instance one that was killed after it had published."""
-        if not is_local(self.root) and self.claims.holder() is None:
-            return
-        try:
-            self.take(here=True, wait=True)
-        except LockedError:
-            return  # another job is running
-        output_at(output, self.staging).remove_replaced(manifest_of(output))
-        self.staging.remove()
-        self.release(here=True)
-
-    def choose_version(self) -> str:
-        """Chooses the path of the output. The version of a launch that failed keeps its name."""
-        if self.options.keep_versions is not None:
-            made, other = Versions(self.root), self.claims.holder()
-            unfinished = None if other is None or made.has(other.version_name or "") else other.version_name
-            self.output = made.path(self.options.version_name or unfinished or new_name())
-        return self.output
-
-    def take(self, here: bool, wait: bool) -> None:
-        """Claims the output.
-
-        Args:
-            here: True: the job ends with this process.
-            wait: True: this process renews the claim. False: the workers renew it, and may take an hour to start.
-
-        Raises:
-            LockedError: another launch holds the output.
-        """
-        name = None if self.output == self.root else self.output.rpartition("/")[2]
-        lease = self.options.lease
-        lease = lease if here or wait else max(lease, _UNTIL_WORKERS_START)
-        mine = Claim(self.staging.launch, lock=self.claims.lock if here else None, lease=lease, version_name=name)
-        other = self.claims.take(mine, is_locked=True)
-        self.is_taken = True
-        self._remove_others()
-        if other is not None:
-            if other.version_name is not None:
-                self._clear_up(other.version_name)
-            self.claims.update(version_name=name)
-
-    def _remove_others(self) -> None:
-        """Removes the unfinished files of all other launches, because none of them has the claim."""
-        if is_local(self.root):
-            put_back(self.output, self.staging.home)
-        self.staging.remove_others()
-
-    def _clear_up(self, version_name: str) -> None:
-        """Removes what a failed launch left of its version, or of what it replaced, if it was published."""
-        made = Versions(self.root)
-        output = made.path(version_name)
-        if not made.has(version_name):
-            if not is_local(output):
-                remove_folder(output)
-            return
-        output_at(output, self.staging).remove_replaced(manifest_of(output))
-
-    def check(self) -> None:
-        """Raises LockedError if this launch had the claim, and another has taken it."""
-        if self.is_taken:
-            output_at(self.output, self.staging).check_claim()
-
-    def fails(self) -> None:
-        """Ends the claim of a job that has failed. In a store its file stays: the output holds files of this job."""
-        if not self.is_taken:
-            return
-        if is_local(self.root):
-            self.claims.release()
-        else:
-            self.claims.end()
-
-    def release(self, here: bool) -> None:
-        """Ends the claim of a finished job, and removes its blocks unless they are kept."""
-        # A job that may outlive its launcher ends its own claim. A launch that takes over the claim cleans up, too.
-        if here or self.claims.update(lease=self.options.lease, renewed=time.time()):
-            # Blocks of an earlier launch go, too, even if this one has a --cache_dir, unless that is their folder.
-            if not is_within(self.options.cache_dir, self.staging.root):
-                self.staging.remove_kept()
-            self.claims.release()
-
-    def say_how_made(self, said: int) -> None:
-        """Logs what `run.json` says of the run, without its first `said` warnings, which are logged already."""
-        run = output_at(self.output, self.staging).run()
-        log.info("%s", how_made(run))
-        for warning in run["warnings"][said:]:
-            log.warning("warning: %s", warning)
-
 
 _OF_SHARD = {"max_reject_rate", "max_no_loss_rate", "max_reject_chars", "overwrite", "keep_versions"}
 """Options of a run that are arguments of `Shard`."""
@@ -390,7 +153,7 @@ class Pipeline:
 
     def claim(self) -> OutputClaim:
         """The claim on the output."""
-        return OutputClaim(self)
+        return OutputClaim(self.root, self.staging, self.options, self.facts, self.inputs)
 
     def cache_of_run(self, single_use: bool = False) -> TokenCache:
         """The token cache. `single_use`: blocks may be removed as their rows are written, if nobody else needs them."""
@@ -501,141 +264,3 @@ class Pipeline:
         except ValueError as error:
             raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
         return pipeline
-
-
-NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
-    "new content",
-    "made with other facts",
-    "damaged",
-    "made in a way that this run does not trust",
-)
-"""The reasons to tokenise a block."""
-_FILES_NAMED = 5
-
-
-@dataclass(slots=True)
-class DryRun:
-    """What a run would do.
-
-    Attributes:
-        output: the path of its output.
-        state: `up to date`, `new`, `version`, `replaced`, or `refused`.
-        problem: why the run would be refused.
-        changed: facts that differ from those of the existing output: `config.output.dtype: X -> Y`.
-        blocks, reused: number of blocks of the input, and of those in the token cache.
-        reasons: reason -> number of blocks to tokenise.
-        files: file -> number of its blocks to tokenise.
-        writes: (what is written, bytes, about, free bytes on that disk; None in a store).
-        lacks: a warning for each disk that is too small for all that is written there.
-    """
-
-    output: str
-    state: str
-    problem: str = ""
-    changed: list[str] = field(default_factory=list)
-    blocks: int = 0
-    reused: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-    files: dict[str, int] = field(default_factory=dict)
-    writes: list[tuple[str, int, int | None]] = field(default_factory=list)
-    lacks: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """The result as text for people."""
-        found = {
-            "up to date": f"{self.output} is up to date: nothing would be done",
-            "new": f"{self.output} would be made",
-            "version": f"a new version of {self.output} would be made",
-            "replaced": f"{self.output} would be replaced",
-            "refused": f"the run would be refused: {self.problem}",
-        }
-        lines = [found[self.state]]
-        if self.state == "up to date":
-            return lines
-        lines += [f"  {fact}" for fact in self.changed]
-        made = self.blocks - self.reused
-        lines.append(f"blocks: {self.blocks:,}; {self.reused:,} are in the token cache, {made:,} would be tokenised")
-        lines += [f"  {count:,}: {reason}" for reason, count in self.reasons.items()]
-        lines += [f"  {count:,} of {path}" for path, count in list(self.files.items())[:_FILES_NAMED]]
-        if len(self.files) > _FILES_NAMED:
-            lines.append(f"  ... of {len(self.files):,} files")
-        for what, size, free in self.writes:
-            there = "" if free is None else f" ({filesize.decimal(free)} are free)"
-            lines.append(f"{what}: at most about {filesize.decimal(size)} would be written{there}")
-        return [*lines, *self.lacks]
-
-
-def dry_run(job: Pipeline) -> DryRun:
-    """Finds out what `job.run()` would do.
-
-    Reads the inputs, the token cache and the manifest of the existing output, and tokenises the first records to
-    estimate sizes.
-    """
-    path = job.claim().earlier()
-    earlier = EarlierOutput(path)
-    found = DryRun(job.output, "new" if earlier.manifest is None else "replaced")
-    found.state = found.state if job.options.keep_versions is None else "version"
-    try:
-        with job.claim().entered(dry=True) as made:
-            if made is not None:
-                return DryRun(job.output, "up to date")
-            _check_output(job)
-    except OutputError as error:
-        found.state, found.problem = "refused", str(error)
-    found.changed = [] if earlier.manifest is None else _changes(earlier.manifest, job.facts)
-    token_cache, options = job.cache_of_run(), job.options
-    splits = [split for place in enumerate(job.inputs) for split in split_file(place, options.block_bytes)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        of_splits = pool.map(lambda split: _blocks(split, job, token_cache), splits)
-        blocks = [block for blocks in of_splits for block in blocks]
-    to_do = {token_cache.digest(origin): (origin, why) for origin, why in blocks if why is not None}
-    found.blocks, found.reused = len(blocks), len(blocks) - len(to_do)
-    found.reasons = dict(Counter(why for _, why in to_do.values()))
-    found.files = dict(Counter(origin.source.path for origin, _ in to_do.values()))
-    cached, written = sizes(job.config, job.tokenizer, job.inputs, options.max_reject_chars)
-    cached *= sum(origin.bytes for origin, _ in to_do.values())
-    written *= sum(origin.bytes for origin, _ in blocks)
-    needs = [(token_cache.folder, "token cache", cached), (os.path.dirname(job.output), "output", written)]
-    for folder, what, size in needs:
-        found.writes.append((what, int(size), free_bytes(folder) if is_local(folder) else None))
-    found.lacks = lacks_room(need for need in needs if is_local(need[0]))
-    return found
-
-
-def _check_output(job: Pipeline) -> None:
-    """Raises OutputError if the job may not write its output."""
-    keep, output = job.options.keep_versions, job.output
-    output = output if keep is None else join(output, job.options.version_name or new_name())
-    more = {"overwrite": job.options.overwrite, "keep_versions": keep, "token_cache": job.cache_of_run()}
-    recipe.shard(job.config, job.tokenizer, output, staging=job.staging, facts=job.facts, **more)
-
-
-def _blocks(split: Split, job: Pipeline, token_cache: TokenCache) -> list[tuple[Origin, str | None]]:
-    """The blocks of a split, and why each would be tokenised, see `_why`."""
-    found = blocks_of(split, job.options.block_bytes, job.options.max_line_bytes)
-    return [(origin, _why(origin, token_cache)) for _, origin in found]
-
-
-def _why(origin: Origin, token_cache: TokenCache) -> str | None:
-    """The reason to tokenise a block; None: the token cache has it."""
-    digest = token_cache.digest(origin)
-    try:
-        receipt = token_cache.find(digest)
-    except errors.TokenCacheError:
-        return DAMAGED
-    if receipt is None:
-        return OTHER_FACTS if token_cache.has_other(digest) else NEW
-    return None if token_cache.trust.holds(receipt.counts("made")) else UNTRUSTED
-
-
-def _changes(old: Any, new: Any, place: str = "") -> list[str]:
-    """The facts of a job that differ from those of a manifest, a line for each."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        # A manifest has more entries than facts.
-        names = [*new, *(name for name in old if name not in new and place)]
-        return [
-            line
-            for name in names
-            for line in _changes(old.get(name), new.get(name), f"{place}.{name}" if place else str(name))
-        ]
-    return [] if old == new else [f"{place}: {shortened(repr(old), 60)} -> {shortened(repr(new), 60)}"]

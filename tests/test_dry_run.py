@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from beam_prep import cli
-from beam_prep.pipeline import DAMAGED, NEW, OTHER_FACTS, UNTRUSTED, DryRun, dry_run
+from beam_prep.dry_run import DAMAGED, NEW, OTHER_FACTS, UNTRUSTED, DryRun, dry_run
 from beam_prep.storage.claims import Claim
 from tests.conftest import tree
 from tests.test_refresh import CONFIG, Jobs, texts

@@ -11,8 +11,9 @@ import pytest
 import beam_prep as bp
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
+from beam_prep.dry_run import dry_run
 from beam_prep.errors import ConfigError, InputError, RunError
-from beam_prep.pipeline import Pipeline, dry_run
+from beam_prep.pipeline import Pipeline
 from beam_prep.replay import Replay
 from tests.conftest import ROOT, tree, write_lines
 from tests.test_sources import rows_of, tokens_of, write

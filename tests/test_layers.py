@@ -16,9 +16,9 @@ ROOMS = [
     *("_version", "errors", "hints", "process"),
     *("data", "reading", "tokens", "chat.template", "chat", "shards"),
     *("options", "progress", "formats", "verify", "testing", "config"),
-    *("storage", "runners", "readers", "inspect", "transforms", "recipe"),
+    *("storage", "output_claim", "runners", "readers", "inspect", "transforms", "recipe"),
     *("sample", "preview", "audit", "starter", "beam_yaml", "first_records", "pipeline"),
-    *("replay", "__init__", "cli"),
+    *("dry_run", "replay", "__init__", "cli"),
 ]
 DATA = ["data", "reading", "tokens", "shards", "chat.template", "chat"]
 ALONE = ["_version", "errors", "hints", "process"]
@@ -26,7 +26,7 @@ ALONE = ["_version", "errors", "hints", "process"]
 KNOW_NO_CONFIG = [*DATA, "formats", "verify", "readers", "inspect", "storage", "transforms"]
 WITHOUT_BEAM = ["_version", "errors", *DATA, "config", "formats", "verify", "readers", "inspect"]
 WITHOUT_BEAM += ["options", "progress"]
-SEEN_BY_BEAM = ["storage", "transforms", "recipe", "beam_yaml", "pipeline", "first_records", "replay"]
+SEEN_BY_BEAM = ["storage", "transforms", "recipe", "beam_yaml", "pipeline", "first_records", "output_claim", "replay"]
 SEEN_BY_BEAM += ["runners", "testing"]
 HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
 

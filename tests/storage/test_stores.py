@@ -10,7 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, OutputError
-from beam_prep.pipeline import is_within
+from beam_prep.output_claim import is_within
 from beam_prep.shards.layout import Layout
 from beam_prep.storage import stores
 from beam_prep.storage.output import Staging, normalise_path

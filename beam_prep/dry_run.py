@@ -1,0 +1,160 @@
+"""A dry run: which blocks a run would tokenise, and why; what would become of the output; the room that is needed."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import filesize
+
+from beam_prep import errors, recipe
+from beam_prep.data.block import Origin, Split
+from beam_prep.errors import OutputError
+from beam_prep.first_records import free_bytes, lacks_room, sizes
+from beam_prep.hints import shortened
+from beam_prep.pipeline import Pipeline
+from beam_prep.storage.files import join
+from beam_prep.storage.inputs import blocks_of, split_file
+from beam_prep.storage.publish import EarlierOutput
+from beam_prep.storage.stores import is_local
+from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.versions import new_name
+
+NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
+    "new content",
+    "made with other facts",
+    "damaged",
+    "made in a way that this run does not trust",
+)
+"""The reasons to tokenise a block."""
+_FILES_NAMED = 5
+
+
+@dataclass(slots=True)
+class DryRun:
+    """What a run would do.
+
+    Attributes:
+        output: the path of its output.
+        state: `up to date`, `new`, `version`, `replaced`, or `refused`.
+        problem: why the run would be refused.
+        changed: facts that differ from those of the existing output: `config.output.dtype: X -> Y`.
+        blocks, reused: number of blocks of the input, and of those in the token cache.
+        reasons: reason -> number of blocks to tokenise.
+        files: file -> number of its blocks to tokenise.
+        writes: (what is written, bytes, about, free bytes on that disk; None in a store).
+        lacks: a warning for each disk that is too small for all that is written there.
+    """
+
+    output: str
+    state: str
+    problem: str = ""
+    changed: list[str] = field(default_factory=list)
+    blocks: int = 0
+    reused: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    writes: list[tuple[str, int, int | None]] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The result as text for people."""
+        found = {
+            "up to date": f"{self.output} is up to date: nothing would be done",
+            "new": f"{self.output} would be made",
+            "version": f"a new version of {self.output} would be made",
+            "replaced": f"{self.output} would be replaced",
+            "refused": f"the run would be refused: {self.problem}",
+        }
+        lines = [found[self.state]]
+        if self.state == "up to date":
+            return lines
+        lines += [f"  {fact}" for fact in self.changed]
+        made = self.blocks - self.reused
+        lines.append(f"blocks: {self.blocks:,}; {self.reused:,} are in the token cache, {made:,} would be tokenised")
+        lines += [f"  {count:,}: {reason}" for reason, count in self.reasons.items()]
+        lines += [f"  {count:,} of {path}" for path, count in list(self.files.items())[:_FILES_NAMED]]
+        if len(self.files) > _FILES_NAMED:
+            lines.append(f"  ... of {len(self.files):,} files")
+        for what, size, free in self.writes:
+            there = "" if free is None else f" ({filesize.decimal(free)} are free)"
+            lines.append(f"{what}: at most about {filesize.decimal(size)} would be written{there}")
+        return [*lines, *self.lacks]
+
+
+def dry_run(job: Pipeline) -> DryRun:
+    """Finds out what `job.run()` would do.
+
+    Reads the inputs, the token cache and the manifest of the existing output, and tokenises the first records to
+    estimate sizes.
+    """
+    path = job.claim().earlier()
+    earlier = EarlierOutput(path)
+    found = DryRun(job.output, "new" if earlier.manifest is None else "replaced")
+    found.state = found.state if job.options.keep_versions is None else "version"
+    try:
+        with job.claim().entered(dry=True) as made:
+            if made is not None:
+                return DryRun(job.output, "up to date")
+            _check_output(job)
+    except OutputError as error:
+        found.state, found.problem = "refused", str(error)
+    found.changed = [] if earlier.manifest is None else _changes(earlier.manifest, job.facts)
+    token_cache, options = job.cache_of_run(), job.options
+    splits = [split for place in enumerate(job.inputs) for split in split_file(place, options.block_bytes)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        of_splits = pool.map(lambda split: _blocks(split, job, token_cache), splits)
+        blocks = [block for blocks in of_splits for block in blocks]
+    to_do = {token_cache.digest(origin): (origin, why) for origin, why in blocks if why is not None}
+    found.blocks, found.reused = len(blocks), len(blocks) - len(to_do)
+    found.reasons = dict(Counter(why for _, why in to_do.values()))
+    found.files = dict(Counter(origin.source.path for origin, _ in to_do.values()))
+    cached, written = sizes(job.config, job.tokenizer, job.inputs, options.max_reject_chars)
+    cached *= sum(origin.bytes for origin, _ in to_do.values())
+    written *= sum(origin.bytes for origin, _ in blocks)
+    needs = [(token_cache.folder, "token cache", cached), (os.path.dirname(job.output), "output", written)]
+    for folder, what, size in needs:
+        found.writes.append((what, int(size), free_bytes(folder) if is_local(folder) else None))
+    found.lacks = lacks_room(need for need in needs if is_local(need[0]))
+    return found
+
+
+def _check_output(job: Pipeline) -> None:
+    """Raises OutputError if the job may not write its output."""
+    keep, output = job.options.keep_versions, job.output
+    output = output if keep is None else join(output, job.options.version_name or new_name())
+    more = {"overwrite": job.options.overwrite, "keep_versions": keep, "token_cache": job.cache_of_run()}
+    recipe.shard(job.config, job.tokenizer, output, staging=job.staging, facts=job.facts, **more)
+
+
+def _blocks(split: Split, job: Pipeline, token_cache: TokenCache) -> list[tuple[Origin, str | None]]:
+    """The blocks of a split, and why each would be tokenised, see `_why`."""
+    found = blocks_of(split, job.options.block_bytes, job.options.max_line_bytes)
+    return [(origin, _why(origin, token_cache)) for _, origin in found]
+
+
+def _why(origin: Origin, token_cache: TokenCache) -> str | None:
+    """The reason to tokenise a block; None: the token cache has it."""
+    digest = token_cache.digest(origin)
+    try:
+        receipt = token_cache.find(digest)
+    except errors.TokenCacheError:
+        return DAMAGED
+    if receipt is None:
+        return OTHER_FACTS if token_cache.has_other(digest) else NEW
+    return None if token_cache.trust.holds(receipt.counts("made")) else UNTRUSTED
+
+
+def _changes(old: Any, new: Any, place: str = "") -> list[str]:
+    """The facts of a job that differ from those of a manifest, a line for each."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        # A manifest has more entries than facts.
+        names = [*new, *(name for name in old if name not in new and place)]
+        return [
+            line
+            for name in names
+            for line in _changes(old.get(name), new.get(name), f"{place}.{name}" if place else str(name))
+        ]
+    return [] if old == new else [f"{place}: {shortened(repr(old), 60)} -> {shortened(repr(new), 60)}"]
