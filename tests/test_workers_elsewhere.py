@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep import recipe
+from beam_prep import pipeline
 from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage import stores
@@ -124,7 +124,7 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
 
     with monkeypatch.context() as patch:
         patch.setattr(stores, "RETRY_SECONDS", 0.5)
-        patch.setattr(recipe, "ship", lose)
+        patch.setattr(pipeline, "ship", lose)
         launch = job(tmp_path / "out", tokenizer_path)
         with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):
             launch.run(LOOPBACK)
