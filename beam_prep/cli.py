@@ -505,7 +505,9 @@ def _init(given: argparse.Namespace) -> int:
 
 @_command(
     _argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub"),
-    _argument("--chat_template", metavar="FILE_OR_NAME", help="a file, or one of the tokenizer's (default: all)"),
+    _argument(
+        "--chat_template", metavar="FILE_OR_NAME", help="a file, or one of the tokenizer's (default: all of them)"
+    ),
     _argument("--html", metavar="FILE", help="write a page for a browser to FILE"),
     _JSON,
     _NO_PAGER,
@@ -633,10 +635,13 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         type=_seconds,
         default="7d",
         metavar="TIME",
-        help="remove blocks unused for so long: 90s, 12h (7d)",
+        help="remove blocks that were not used for this time: 90s, 12h (default: 7d)",
     ),
     _argument(
-        "--max_bytes", type=_bytes, metavar="SIZE", help="then also others, the oldest first, down to 500MB, 1TB"
+        "--max_bytes",
+        type=_bytes,
+        metavar="SIZE",
+        help="then remove the oldest blocks until this size is left: 500MB, 1TB",
     ),
     _argument("--dry_run", action="store_true", help="print what would be removed, and remove nothing"),
     beams=True,

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich import filesize
 
-from beam_prep import errors, recipe
+from beam_prep import recipe
 from beam_prep.data.block import Origin, Split
-from beam_prep.errors import OutputError
+from beam_prep.errors import OutputError, TokenCacheError
 from beam_prep.first_records import free_bytes, lacks_room, sizes
 from beam_prep.hints import shortened
 from beam_prep.pipeline import Pipeline
@@ -140,7 +140,7 @@ def _why(origin: Origin, token_cache: TokenCache) -> str | None:
     digest = token_cache.digest(origin)
     try:
         receipt = token_cache.find(digest)
-    except errors.TokenCacheError:
+    except TokenCacheError:
         return DAMAGED
     if receipt is None:
         return OTHER_FACTS if token_cache.has_other(digest) else NEW

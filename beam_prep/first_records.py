@@ -117,13 +117,17 @@ class FirstRecords:
             if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 found[f"{path}: {text}"] = None
             found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
-            domains = [] if key is None else [row.get(key) for row in looked]
-            given = [each for each in domains if each is not None]  # some records may lack it
-            if wrong := [each for each in given if isinstance(each, int | float)] if given else domains:
+            if key is not None and looked and not any(key in row for row in looked):
                 found[
-                    f"{path}: output.domain_key {key!r} is no text (but {json.dumps(wrong[0])}) in {len(wrong)} of "
-                    f"{counted(len(looked), 'record')}: these are in the domain '__default__'; name a field of the "
-                    "records that holds texts, not one within another field"
+                    f"{path}: output.domain_key {key!r} is in none of {counted(len(looked), 'record')}: they are in "
+                    "the domain '__default__'; name a field of the records, not one within another field"
+                ] = None
+            numbers = [row[key] for row in looked if key is not None and isinstance(row.get(key), int | float)]
+            if numbers:
+                found[
+                    f"{path}: output.domain_key {key!r} is a number or a boolean (as {json.dumps(numbers[0])}) in "
+                    f"{len(numbers)} of {len(looked)} records: these are in the domain '__default__'; write it as a "
+                    "text for a domain of its own"
                 ] = None
             if blocks := _drawn(files):
                 samples.append(sample_of(blocks, part, self.tokenizer, files))

@@ -11,10 +11,10 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import errors, recipe
+from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import AnyPath, AnyPaths
-from beam_prep.errors import BeamPrepError, ConfigError
+from beam_prep.errors import BeamPrepError, ConfigError, RunError, StorageError
 from beam_prep.first_records import FirstRecords
 from beam_prep.options import RunOptions
 from beam_prep.output_claim import OutputClaim, folders_of, manifest_of
@@ -53,7 +53,7 @@ class Result:
 def set_beam_options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
     """Beam's options. Given ones become those of this process: they say where a store is."""
     if isinstance(given, str | dict):  # Beam would ignore its letters or keys
-        raise errors.ConfigError(f"beam_options is {given!r}, wanted a list such as ['--runner=FlinkRunner']")
+        raise ConfigError(f"beam_options is {given!r}, wanted a list such as ['--runner=FlinkRunner']")
     options = given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
     if given is not None:
         FileSystems.set_options(options)
@@ -203,7 +203,7 @@ class Pipeline:
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             refused = claim.is_taken and job.running is None and not job.engine.here
             found = job.refused(error) if refused else raised_by_worker(error)
-            if not isinstance(found, (errors.StorageError, errors.RunError)):
+            if not isinstance(found, (StorageError, RunError)):
                 claim.check()  # a job that has lost its claim may fail in any way
             raise self._first_records.with_advice(found) from error
         finally:

@@ -1,6 +1,5 @@
 """`beam-prep audit FILES -c C --tokenizer_path T`: finds problems of data and config on a sample, before a run."""
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,18 +31,30 @@ FIRST_CHECKS: tuple[Check, ...] = (
     of_tokens.double_end,
     of_tokens.roles_without_end,
 )
-"""A run makes these, too, on a few records: they cost little.
+"""A run makes these, too, on a few records: they cost little."""
 
-It looks at the answers of more records, prints the warnings of a config by itself, and lets documents have no end.
-"""
-
-CHECKS: tuple[Check, ...] = tuple(
-    value
-    for module in (of_records, of_tokens)
-    for value in vars(module).values()
-    if inspect.isfunction(value) and value.__annotations__.get("return") == Iterator[Finding]
+CHECKS: tuple[Check, ...] = (
+    *FIRST_CHECKS,
+    of_records.left_out,
+    of_records.bad_answers,  # a run makes this check on more records
+    of_records.duplicates,
+    of_records.empty_turns,
+    of_records.repeated_turns,
+    of_records.characters,
+    of_records.control_tokens,
+    of_tokens.dates,
+    of_tokens.roles_not_in_mask,
+    of_tokens.little_trained,
+    of_tokens.config_warnings,  # a run prints these by itself
+    of_tokens.no_bos,
+    of_tokens.no_end,  # documents may have no end on purpose
+    of_tokens.cut_off,
+    of_tokens.answers_cut,
+    of_tokens.prompt_not_prefix,
+    of_tokens.answers_in_part,
+    of_tokens.unknown_tokens,
 )
-"""All checks: the functions of both modules that give findings. How to add one: docs/adding.md."""
+"""All checks. How to add one: docs/adding.md."""
 
 
 def findings(sample: Sample, checks: Iterable[Check] = CHECKS) -> list[Finding]:

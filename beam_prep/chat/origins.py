@@ -290,6 +290,15 @@ class Nodes(list):  # type: ignore[type-arg]
         self._raw, self._origin = raw, origin
 
 
+class NotReplayable(BaseException):
+    """An operation on a value cannot be replayed, see `replay`. Not an Exception, which some of jinja's tests catch."""
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    """In place of an operation that cannot be replayed."""
+    raise NotReplayable
+
+
 class Sealed(dict):  # type: ignore[type-arg]
     """An object of which a template may only write the JSON, for `replay`. It is its own node."""
 
@@ -301,6 +310,10 @@ class Sealed(dict):  # type: ignore[type-arg]
 
     def __bool__(self) -> bool:
         return True
+
+
+for _name in {*dir(dict)} - {*dir(object)} | {"__eq__", "__ne__", "__repr__", "__str__", "__format__"}:
+    setattr(Sealed, _name, refuse)
 
 
 RAW = frozenset((str, dict, list, Sealed))

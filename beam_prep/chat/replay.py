@@ -20,7 +20,7 @@ from jinja2 import nodes
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES, json_of
 from beam_prep.chat.messages import Message, are_plain, not_rendered, text_of_part
-from beam_prep.chat.origins import RAW, Constant, Node, Nodes, Sealed, Text, one, parts_of
+from beam_prep.chat.origins import RAW, Constant, Node, Nodes, NotReplayable, Sealed, Text, one, parts_of, refuse
 from beam_prep.chat.renderer import RENDERING, Renderer, Tokens
 from beam_prep.chat.trace import trace
 from beam_prep.chat.turns import Facts, Ranges, Turn, Turns, accounted
@@ -46,10 +46,6 @@ _WATCHED += "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __len__ __ge
 _WATCHED += "__mul__ __rmul__ __mod__ __rmod__ __format__".split()
 _SAME = object()
 """Stands for the text that an operation was called on."""
-
-
-class _NotReplayable(BaseException):
-    """An operation on a value cannot be replayed. Not an Exception, which some of jinja's tests catch."""
 
 
 Value = tuple[int, bool]
@@ -138,7 +134,7 @@ class Replay:
             if self._are_plain(texts) and "{}" not in texts:
                 try:
                     self._plans[key] = self._plan(messages, variables, leaves)
-                except (_NotReplayable, Reject):
+                except (NotReplayable, Reject):
                     self._plans[key] = None
         return self._joined(plan, leaves) if isinstance(plan, Plan) else None
 
@@ -178,7 +174,7 @@ class Replay:
 
     def _plan(self, messages: Sequence[Message], variables: Variables, leaves: list[Any]) -> Plan:
         if any(type(leaf) is str and (len(leaf) < 2 or "\ue000" in leaf) for leaf in leaves):
-            raise _NotReplayable  # one object for all texts of this character; a mark of `origins.formatted`
+            raise NotReplayable  # one object for all texts of this character; a mark of `origins.formatted`
         # Copies, so that each value is a separate object, by whose id it is found in the rendering.
         watched = _Watched(leaves)
         copies = [_copied(message, _LEVELS) for message in messages]
@@ -201,17 +197,17 @@ class Replay:
         found = Turns(self._renderer_of(variables), facts, rendering, messages)
         # Whether an id holds the name of its function, or a text has several words, is no part of the kind.
         if not all("content" in message or message.get("tool_calls") for message in messages):
-            raise _NotReplayable
+            raise NotReplayable
         lost, reasoned = not_rendered(rendering, [*map(_without_ids, messages)], variables.get("tools"))
         turns = accounted(found.all(), messages, {index for index, _ in lost})
         if not found.by_facts or any(turn.reason for turn in turns) or lost:
-            raise _NotReplayable
+            raise NotReplayable
         for index, place in found.places.items():
             if messages[index]["role"] != "assistant" and place.owner <= index:
                 continue
             for piece in place.pieces:
                 if any(piece.after <= each.begin < piece.begin for each in rendering.segments):
-                    raise _NotReplayable  # a name in the header, by which the turn is found
+                    raise NotReplayable  # a name in the header, by which the turn is found
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
         left_out = itertools.chain.from_iterable(lacking for _, lacking in facts.gaps.values())
         rests = tuple({rest.strip()[:2] for rest in left_out if rest.strip()})
@@ -226,21 +222,21 @@ class Replay:
                     guards.append((number, "isspace", (), False))
         plan = Plan(parts, order, placed, bool(rendering.generation), reasoned, guards, rests)
         if self._joined(plan, leaves) != (rendering.text, turns, plan.marked, reasoned):
-            raise _NotReplayable
+            raise NotReplayable
         return plan
 
     def _check_borders(self, parts: list[str]) -> None:
-        """Raises _NotReplayable if a special token may lie across the border of a text."""
+        """Raises NotReplayable if a special token may lie across the border of a text."""
         before, behind = parts[:-1:2], parts[2::2]
         if "" in behind[:-1]:
-            raise _NotReplayable  # between two texts
+            raise NotReplayable  # between two texts
         begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
         if any(constant.endswith(begun) for constant in before if constant):
-            raise _NotReplayable  # from a constant to a text
+            raise NotReplayable  # from a constant to a text
         for end in (token[1:] for token in self._tokens.texts if len(token) > 1):
             for constant in filter(None, behind):
                 if end.startswith(constant) or constant.startswith(end):
-                    raise _NotReplayable  # from the last character of a text to a constant
+                    raise NotReplayable  # from the last character of a text to a constant
 
 
 def _kinds(messages: Sequence[Message], found: list[Any]) -> list[Any]:
@@ -319,7 +315,7 @@ def _place(at: int, parts: Sequence[str]) -> tuple[int, int]:
     borders = [*itertools.accumulate(map(len, parts))]
     part = bisect.bisect_left(borders, at)
     if part % 2 and at < borders[part]:
-        raise _NotReplayable  # within a text
+        raise NotReplayable  # within a text
     texts = (part + 1) // 2
     return at - sum(map(len, parts[1 : 2 * texts : 2])), texts
 
@@ -368,10 +364,10 @@ class _Watched:
         """What a value is.
 
         Raises:
-            _NotReplayable: it is no value of the chat, and no JSON of one.
+            NotReplayable: it is no value of the chat, and no JSON of one.
         """
         if id(value) not in self.numbers:
-            raise _NotReplayable
+            raise NotReplayable
         return self.numbers[id(value)]
 
     @contextmanager
@@ -379,10 +375,10 @@ class _Watched:
         """Watches operations on values."""
         methods = {name: self._method(name, getattr(Text, name)) for name in _WATCHED}
         changed: dict[type, dict[str, Any]] = {
-            Text: {**methods, "__bool__": lambda text: self._truth(text), "__html__": _refuse},
+            Text: {**methods, "__bool__": lambda text: self._truth(text), "__html__": refuse},
             type(environment): {"call": self._call(type(environment).call)},
             # What is compared or copied here is not watched.
-            **{kind: {"__eq__": _refuse, "__ne__": _refuse, "copy": _refuse} for kind in (Node, Nodes)},
+            **{kind: {"__eq__": refuse, "__ne__": refuse, "copy": refuse} for kind in (Node, Nodes)},
         }
         with RENDERING:
             before = {(kind, name): kind.__dict__.get(name) for kind, names in changed.items() for name in names}
@@ -391,9 +387,9 @@ class _Watched:
                 for kind, name in before:
                     setattr(kind, name, changed[kind][name])
                 environment.filters.update(
-                    dict.fromkeys(_UNSEEN_FILTERS, _refuse), tojson=self._tojson(filters["tojson"])
+                    dict.fromkeys(_UNSEEN_FILTERS, refuse), tojson=self._tojson(filters["tojson"])
                 )
-                environment.tests.update(dict.fromkeys(_UNSEEN_TESTS, _refuse))
+                environment.tests.update(dict.fromkeys(_UNSEEN_TESTS, refuse))
                 yield
             finally:
                 environment.filters.update(filters)
@@ -414,10 +410,10 @@ class _Watched:
                 if result is not NotImplemented:
                     value = _encoded(result, text)
                     if value is None or len(text._parts) != 1 or not _FIXED.issuperset(map(type, arguments)):
-                        raise _NotReplayable
+                        raise NotReplayable
                     number, is_json = self.number(text._parts[0][0])
                     if is_json:
-                        raise _NotReplayable
+                        raise NotReplayable
                     self.guards[number, name, arguments] = value
                     # What is asked of a result that is the text is asked of the text.
                     if value is _SAME:
@@ -426,7 +422,7 @@ class _Watched:
                         return [text if kind is _SAME else part for kind, part in zip(value, result, strict=True)]
                 return result
             except LookupError:  # jinja takes it for an attribute that is not there
-                raise _NotReplayable from None
+                raise NotReplayable from None
             finally:
                 self._busy = False
 
@@ -438,7 +434,7 @@ class _Watched:
             owner = getattr(obj, "__self__", None)
             is_constants = isinstance(owner, str) and type(owner) is not Text and obj.__name__ != "join"
             if is_constants and not _FIXED.issuperset(map(type, (*arguments, *named.values()))):
-                raise _NotReplayable  # the method may read a text
+                raise NotReplayable  # the method may read a text
             return original(environment, context, obj, *arguments, **named)
 
         return call
@@ -457,18 +453,10 @@ class _Watched:
             number, is_json = self.number(raw)
             whole = type(value) is not Text or len(value._parts) == 1
             if arguments or named or is_json or not whole or origin is None:
-                raise _NotReplayable
+                raise NotReplayable
             made = json_of(self.leaves[number])
             self.copies.append(made)  # its id must not become another value's
             self.numbers[id(made)] = number, True
             return one(made, origin)
 
         return tojson
-
-
-def _refuse(*_: Any, **__: Any) -> Any:
-    raise _NotReplayable
-
-
-for _name in {*dir(dict)} - {*dir(object)} | {"__eq__", "__ne__", "__repr__", "__str__", "__format__"}:
-    setattr(Sealed, _name, _refuse)

@@ -406,9 +406,8 @@ def with_template(
         )
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
-        text = (read(path) if read else Path(path).read_bytes()).decode(
-            "utf-8-sig"
-        )  # a BOM would become text of every row
+        content = read(path) if read else Path(path).read_bytes()
+        text = content.decode("utf-8-sig")  # a BOM would become text of every row
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError(
             f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "

@@ -281,8 +281,8 @@ class Arranger:
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
         return RunRows(found, made.key, made.sample, lost)
 
-    def merge_runs(self, runs: Runs, group: int, wide: int) -> int:
-        """The second level: merges a wide range of keys from several runs, and cuts it into bins. Returns 1 (merge)."""
+    def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
+        """The second level: merges a wide range of keys from several runs, and cuts it into bins."""
         first = group * runs.together
         names = [run_name(index) for index in range(first, min(first + runs.together, runs.runs))]
         sources = {name: self.scratch.open_run(name) for name in names}
@@ -296,7 +296,6 @@ class Arranger:
         count = sum(map(len, found))
         whole = RunRows.joined(found, np.arange(count)) if found else RunRows.none()
         self.scratch.write_run(merged_name(group, wide), whole, batches)
-        return 1
 
 
 def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | None:

@@ -267,7 +267,7 @@ def merge_shards(
         | "SecondLevel" >> beam.FlatMap(second_level, counts)
         | "SpreadMerges" >> beam.Reshuffle()
         | "Merge" >> beam.MapTuple(arranger.merge_runs)
-        | "Merged" >> beam.CombineGlobally(sum)
+        | "Merged" >> beam.combiners.Count.Globally()
     )
     shards = beam.FlatMap(plan_shards, samples, counts, merged, arranger, publisher)
     return plans | "Shards" >> shards.with_outputs("plan", main="work")
