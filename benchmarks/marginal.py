@@ -113,7 +113,8 @@ class Run:
 def run_ours(shape: Shape, corpus: Path, output: Path, tokenizer: Path, code: Path | None = None) -> Run:
     """Runs `beam-prep run` as a user does. Rejected records are left out, and reported in the result."""
     command = [sys.executable, "-m", "beam_prep.cli", "run", str(corpus), "-o", str(output), "--max_reject_rate=1"]
-    command += ["-c", str(HERE / "configs" / f"{shape.config}.json"), "--tokenizer_path", str(tokenizer)]
+    config = (code or ROOT) / "benchmarks" / "configs" / f"{shape.config}.json"  # keys differ between checkouts
+    command += ["-c", str(config), "--tokenizer_path", str(tokenizer)]
     usage = measure(command, output.with_suffix(".log"), code)
     manifest = json.loads((output / "manifest.json").read_bytes())
     totals, ledger = manifest["totals"], manifest["ledger"]

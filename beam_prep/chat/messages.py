@@ -1,6 +1,7 @@
 """Messages in the form that a template takes, and the parts of them that a template does not write."""
 
 import json
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -168,8 +169,10 @@ class Forms:
             message = self._with_content(message)
             if calls and self.objects is not None and isinstance(calls, list):
                 done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]
-                arguments += sum(one is not other for one, other in zip(done, calls, strict=True))
-                message = {**message, "tool_calls": done}
+                changed_here = sum(map(operator.is_not, done, calls))
+                if changed_here:
+                    arguments += changed_here
+                    message = {**message, "tool_calls": done}
             made.append(message)
         return made, {**changed, "tool_arguments_changed": arguments}
 

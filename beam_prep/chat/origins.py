@@ -177,30 +177,35 @@ def _located(text: Text, pieces: Iterable[str], separator: int) -> list[Text]:
     return found
 
 
-def _origins(value: Any) -> Iterator[Origin]:
+def _find_origins(value: Any, found: dict[Origin, None]) -> None:
     kind = type(value)
     if kind is Text:
-        yield from (origin for _, origin in value._parts if origin and origin.keys is not None)
+        for _, origin in value._parts:
+            if origin is not None and origin[1] is not None:
+                found[origin] = None
     elif kind is Node or kind is Nodes:
-        yield value._origin
+        found[value._origin] = None
     elif kind is Safe:
-        yield from _origins(str(value))
+        _find_origins(str(value), found)
     elif kind is dict:
-        yield from _origins([*value, *value.values()])
-    elif kind in (list, tuple):
+        _find_origins([*value, *value.values()], found)
+    elif kind is list or kind is tuple:
         for each in value:
-            yield from _origins(each)
+            _find_origins(each, found)
 
 
-def derived(result: Any, sources: Iterable[Any]) -> Any:
+def derived(result: Any, sources: tuple[Any, ...]) -> Any:
     """A string result, as one part that comes from all its sources; any other value unchanged."""
     if not isinstance(result, str):
         return result
-    origins = {origin: None for source in sources for origin in _origins(source)}
+    found = dict[Origin, None]()
+    _find_origins(sources, found)
     text = bounded("".join((result,)))
-    if origins:
-        keys = dict.fromkeys(key for origin in origins for key in origin.keys or ())
-        indices = {origin.index for origin in origins}
+    if len(found) == 1:
+        text = one(text, *found)
+    elif found:
+        keys = dict.fromkeys(key for origin in found for key in origin.keys or ())
+        indices = {origin.index for origin in found}
         text = one(text, Origin(indices.pop(), tuple(keys)) if len(indices) == 1 else Origin(MIXED, ()))
     return _safe(text) if isinstance(result, markupsafe.Markup) else text
 

@@ -172,9 +172,11 @@ class WithGigatoken:
     def _with_others(self, texts: Sequence[str]) -> Array:
         """int64, ascending: the texts with a character that the two libraries treat differently."""
         points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        places = np.flatnonzero(points > 127)  # both treat ASCII alike
+        points = points[places]
         for point in np.unique(points[self._tried[points] == _UNTRIED]).tolist():
             self._tried[point] = _SAME if self._treats_alike(chr(point)) else _OTHER
-        places = np.flatnonzero(self._tried[points] == _OTHER)
+        places = places[self._tried[points] == _OTHER]
         return np.unique(np.searchsorted(offsets_of(characters(texts)), places, side="right") - 1)
 
     def _treats_alike(self, character: str) -> bool:
