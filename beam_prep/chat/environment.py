@@ -292,6 +292,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 return origins.joined(owner, args[0])
             if obj.__name__ in limits.GROWING:
                 limits.expect_growth(obj.__name__, owner, *args)
+            if type(owner) is Text and not obj.__name__.endswith("strip"):
+                origins.SEARCHED.add(*args)
         made = super().call(context, obj, *args, **kwargs)
         if type(owner) is Text and isinstance(made, list | tuple):
             return type(made)([each if type(each) is Text else origins.derived(each, (owner,)) for each in made])

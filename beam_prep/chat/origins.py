@@ -7,6 +7,7 @@ inputs. Characters without an origin are the template's own.
 
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -36,6 +37,28 @@ Part = tuple[str, Origin | None]
 _new = str.__new__
 
 
+class _Searched(threading.local):
+    """What this thread's current rendering searches texts for; `replay` asks.
+
+    Attributes:
+        texts: the strings.
+    """
+
+    def __init__(self) -> None:
+        self.texts: set[str] = set()
+
+    def add(self, *given: Any) -> None:
+        """Adds the strings, and those of tuples."""
+        for each in given:
+            if isinstance(each, tuple):
+                self.add(*each)
+            elif isinstance(each, str) and each:
+                self.texts.add(each)
+
+
+SEARCHED = _Searched()
+
+
 class Constant(str):
     """A role, which counts as the template's own text. Not `str`, because a `str` is wrapped when it is read."""
 
@@ -63,6 +86,10 @@ class Text(Constant):
         if not isinstance(other, str):
             return NotImplemented
         return text_of(bounded(str.__add__(other, self)), ((other, None), *self._parts))
+
+    def __contains__(self, part: Any) -> bool:
+        SEARCHED.add(part)
+        return str.__contains__(self, part)
 
     def __getitem__(self, key: Any) -> Any:
         found = str.__getitem__(self, key)
@@ -295,33 +322,7 @@ class Nodes(list):  # type: ignore[type-arg]
         self._raw, self._origin = raw, origin
 
 
-class NotReplayable(BaseException):
-    """An operation on a value cannot be replayed, see `replay`. Not an Exception, which some of jinja's tests catch."""
-
-
-def refuse(*_: Any, **__: Any) -> Any:
-    """In place of an operation that cannot be replayed."""
-    raise NotReplayable
-
-
-class Sealed(dict):  # type: ignore[type-arg]
-    """An object of which a template may only write the JSON, for `replay`. It is its own node."""
-
-    _origin: Origin
-
-    @property
-    def _raw(self) -> "Sealed":
-        return self
-
-    def __bool__(self) -> bool:
-        return True
-
-
-for _name in {*dir(dict)} - {*dir(object)} | {"__eq__", "__ne__", "__repr__", "__str__", "__format__"}:
-    setattr(Sealed, _name, refuse)
-
-
-RAW = frozenset((str, dict, list, Sealed))
+RAW = frozenset((str, dict, list))
 """Types of values that are wrapped when they are read."""
 
 
@@ -341,8 +342,6 @@ def wrap(value: Any, origin: Origin) -> Any:
         return Node(value, origin)
     if kind is list:
         return Nodes(value, origin, [wrap(each, origin) for each in value])
-    if kind is Sealed:
-        value._origin = origin
     return value
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,6 @@ from beam_prep.chat.messages import Message
 from beam_prep.chat.origins import TOOLS, Origin
 from beam_prep.chat.trace import Trace, trace
 from beam_prep.data.block import Reject
-
-RENDERING = threading.RLock()
-"""Held while a template runs: `replay` watches methods of `Text` during one rendering, and must see no other."""
 
 _AT_ONCE = 1000
 """Pieces of a rendering between two counts of its characters."""
@@ -106,17 +102,17 @@ class Renderer:
 
     def _yielded(self, messages: Sequence[Any], prompt: bool, more: dict[str, Any]) -> list[str]:
         limits.begin()
+        origins.SEARCHED.texts.clear()
         given = {"documents": None, "tools": None, **self.special_tokens, **self._variables, **more}
         context = self._compiled.new_context(given | {"messages": messages, "add_generation_prompt": prompt})
         found: list[str] = []
         characters = 0
         try:
-            with RENDERING:
-                pieces = self._compiled.root_render_func(context)
-                while chunk := list(itertools.islice(pieces, _AT_ONCE)):
-                    found += chunk
-                    characters += sum(map(str.__len__, chunk))
-                    limits.expect(characters)
+            pieces = self._compiled.root_render_func(context)
+            while chunk := list(itertools.islice(pieces, _AT_ONCE)):
+                found += chunk
+                characters += sum(map(str.__len__, chunk))
+                limits.expect(characters)
         except TemplateLimit as error:
             raise Reject("template_limit", f"the chat template is stopped: {error}") from None
         except RAISED_BY_TEMPLATES as error:

@@ -179,9 +179,8 @@ class ChatTemplate:
         self.compiled = compile_template(source, date)
         self._facts: dict[Any, Facts] = {}
         self.forms = Forms(self._shown, tool_arguments)
-        environment = self.compiled.environment
-        tree = environment.parse(source)
-        self._replay = Replay(environment, tree, self.tokens, self.with_variables, self.facts)
+        tree = self.compiled.environment.parse(source)
+        self._replay = Replay(tree, self.tokens, self.with_variables, self.facts)
 
     def _shown(self, messages: list[Message]) -> str:
         return self.with_variables({}).written([for_template(message) for message in messages], False) or ""
