@@ -127,6 +127,8 @@ class Replay:
             return None
         if not self._constants.isdisjoint(texts) or any(text.startswith(plan.rests) for text in texts):
             return None
+        if any(type(leaves[number]) is str and leaves[number].isspace() for number, _ in plan.order):
+            return None
         written = [_json(leaves[number]) if as_json else leaves[number] for number, as_json in plan.order]
         together = "\n".join(written)
         if len(together) >= _LONGEST or any(text in together for text in plan.searched):
