@@ -99,7 +99,6 @@ def written(value: Any) -> str:
     """`str` for templates."""
     if type(value) is Text or type(value) is str:
         return value
-    limits.weigh(value)
     text = str(value)
     return text if type(text) is Text else origins.derived(text, (value,))
 
@@ -128,7 +127,6 @@ class _Namespace(jinja2.utils.Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         _Namespace._check(name)
-        limits.weigh(value)  # a nested list may double in each round
         jinja2.utils.Namespace.__setitem__(self, name, value)
 
     @staticmethod
@@ -161,8 +159,6 @@ def _tojson(
 ) -> str:
     raw = x._raw if type(x) is Node or type(x) is Nodes else x
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
-        if raw is x:
-            limits.weigh(x)
         made = json_of(raw)
     else:
         limits.expect_growth("tojson", raw, indent, separators)
@@ -264,8 +260,6 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(obj, jinja2.runtime.Macro | jinja2.runtime.LoopContext):
             limits.count_round()
-            for value in args:
-                limits.weigh(value)
             return super().call(context, obj, *args, **kwargs)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
