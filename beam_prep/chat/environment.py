@@ -22,7 +22,7 @@ import jinja2.visitor
 from jinja2 import nodes
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, Node, Nodes, Origin, Text
+from beam_prep.chat.origins import ASKED, GENERATION_BEGINS, GENERATION_ENDS, Node, Nodes, Origin, Text
 from beam_prep.errors import TokenizerError
 
 _RAISED_BY_COMPILER = (SyntaxError, ValueError, RecursionError, OverflowError, jinja2.exceptions.SecurityError)
@@ -157,7 +157,7 @@ json_of = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 def _tojson(
     x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    raw = x._raw if type(x) is Node or type(x) is Nodes else x
+    raw = x._raw if isinstance(x, Node | Nodes) else x
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
         made = json_of(raw)
     else:
@@ -210,6 +210,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {name: _bounded(name, each) for name, each in self.filters.items()}
         self.filters |= {"tojson": _tojson, "string": written, "join": _join}
         self.filters |= {_MARK_FILTER: _mark_message, _SUM_FILTER: _sum}
+        self.tests = {name: each if name in _TESTS.split() else _asking(each) for name, each in self.tests.items()}
         self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
         self.globals["strftime_now"] = None if date is None else _strftime(date)
 
@@ -223,6 +224,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 return origins.read(obj, argument, value) if type(value) in origins.RAW else value
             if argument not in _OF_NODE:
                 return self.undefined(obj=obj, name=argument)
+        if Text in (type(obj), type(argument)):
+            ASKED.anything()
         return super().getitem(obj, argument)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -267,8 +270,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 return origins.joined(owner, args[0])
             if obj.__name__ in limits.GROWING:
                 limits.expect_growth(obj.__name__, owner, *args)
-            if type(owner) is Text and not obj.__name__.endswith("strip"):
-                origins.SEARCHED.add(*args)
+            _note_call(owner, obj.__name__, args)
         made = super().call(context, obj, *args, **kwargs)
         if type(owner) is Text and isinstance(made, list | tuple):
             return type(made)([each if type(each) is Text else origins.derived(each, (owner,)) for each in made])
@@ -278,6 +280,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "+":
             made = left + right
         else:
+            if Text in (type(left), type(right)):
+                ASKED.anything()
             if operator == "**" or not (_is_number(left) and _is_number(right)):
                 limits.expect_growth(operator, left, *(right if isinstance(right, tuple) else (right,)))
             if operator == "%" and isinstance(left, str) and not isinstance(left, origins.Safe):
@@ -300,6 +304,35 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
+_OF_MANY = frozenset("items join list length count first last map select reject selectattr rejectattr".split())
+"""Filters that ask nothing of texts within a list or an object."""
+_ASKS_NOTHING = frozenset(("default", "d", "string", "tojson", "trim", _MARK_FILTER, _SUM_FILTER))
+_TESTS = "defined undefined none string mapping sequence iterable boolean true false number integer float callable"
+_TESTS += " eq equalto == ne != odd even"
+"""Tests that ask nothing of a text, or compare it."""
+
+
+def _asking(test: Any) -> Any:
+    @functools.wraps(test)
+    def asked(*args: Any) -> Any:
+        ASKED.anything()
+        return test(*args)
+
+    return asked
+
+
+def _note_call(owner: str, name: str, args: tuple[Any, ...]) -> None:
+    """Notes what a method of a text, or a constant's method of a text, asks."""
+    if type(owner) is not Text:
+        if not {*map(type, args)} <= {str, int, origins.Constant}:
+            ASKED.anything()
+    elif name not in ("strip", "lstrip", "rstrip"):
+        if args and isinstance(args[0], str | tuple):
+            ASKED.constants(*args)
+        else:
+            ASKED.anything()
+
+
 def _bounded(name: str, filter_: Any) -> Any:
     """The filter, with a check of the size of its result before it is applied.
 
@@ -308,6 +341,8 @@ def _bounded(name: str, filter_: Any) -> Any:
 
     @functools.wraps(filter_)
     def applied(*args: Any, **kwargs: Any) -> Any:
+        if Text in map(type, args[:2]) if name in _OF_MANY else name not in _ASKS_NOTHING:
+            ASKED.anything()
         if name in limits.GROWING:
             limits.expect_growth(name, *args, *kwargs.values())
         if name == "format":

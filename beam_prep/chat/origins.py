@@ -37,26 +37,33 @@ Part = tuple[str, Origin | None]
 _new = str.__new__
 
 
-class _Searched(threading.local):
-    """What this thread's current rendering searches texts for; `replay` asks.
+class _Asked(threading.local):
+    """What this thread's current rendering asks of texts, for `replay`.
 
     Attributes:
-        texts: the strings.
+        texts: the constants that texts are compared with, or searched for; "", which every text holds, stands for
+            anything else.
     """
 
     def __init__(self) -> None:
         self.texts: set[str] = set()
 
-    def add(self, *given: Any) -> None:
-        """Adds the strings, and those of tuples."""
+    def constants(self, *given: Any) -> None:
+        """Notes constants, and those of tuples. Another text is no constant."""
         for each in given:
             if isinstance(each, tuple):
-                self.add(*each)
+                self.constants(*each)
+            elif type(each) is Text:
+                self.anything()
             elif isinstance(each, str) and each:
                 self.texts.add(each)
 
+    def anything(self) -> None:
+        """Notes that more is asked than what constants a text holds."""
+        self.texts.add("")
 
-SEARCHED = _Searched()
+
+ASKED = _Asked()
 
 
 class Constant(str):
@@ -88,8 +95,36 @@ class Text(Constant):
         return text_of(bounded(str.__add__(other, self)), ((other, None), *self._parts))
 
     def __contains__(self, part: Any) -> bool:
-        SEARCHED.add(part)
+        ASKED.constants(part)
         return str.__contains__(self, part)
+
+    def __eq__(self, other: Any) -> bool:
+        ASKED.constants(other)
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: Any) -> bool:
+        ASKED.constants(other)
+        return str.__ne__(self, other)
+
+    def __hash__(self) -> int:
+        ASKED.anything()
+        return str.__hash__(self)
+
+    def __lt__(self, other: Any) -> bool:
+        ASKED.anything()
+        return str.__lt__(self, other)
+
+    def __le__(self, other: Any) -> bool:
+        ASKED.anything()
+        return str.__le__(self, other)
+
+    def __ge__(self, other: Any) -> bool:
+        ASKED.anything()
+        return str.__ge__(self, other)
+
+    def __gt__(self, other: Any) -> bool:
+        ASKED.anything()
+        return str.__gt__(self, other)
 
     def __getitem__(self, key: Any) -> Any:
         found = str.__getitem__(self, key)
@@ -97,17 +132,18 @@ class Text(Constant):
         return _cut(self, begin, begin + len(found)) if step == 1 else derived(found, (self,))
 
     def __iter__(self) -> Iterator[Any]:
+        ASKED.anything()
         return (_cut(self, at, at + 1) for at in range(len(self)))
 
     def strip(self, chars: str | None = None) -> Any:
-        return _trimmed(self, str.lstrip(self, chars), str.strip(self, chars))
+        return _trimmed(self, str.lstrip(self, chars), str.strip(self, chars), chars)
 
     def lstrip(self, chars: str | None = None) -> Any:
         stripped = str.lstrip(self, chars)
-        return _trimmed(self, stripped, stripped)
+        return _trimmed(self, stripped, stripped, chars)
 
     def rstrip(self, chars: str | None = None) -> Any:
-        return _trimmed(self, self, str.rstrip(self, chars))
+        return _trimmed(self, self, str.rstrip(self, chars), chars)
 
     def replace(self, old: str, new: str, count: int = -1) -> Any:  # type: ignore[override]
         if old not in self or not count:
@@ -188,7 +224,9 @@ def _cut(text: Text, begin: int, end: int, keep_marks: bool = False) -> Text:
     return text_of(value, tuple(parts))
 
 
-def _trimmed(text: Text, from_left: str, stripped: str) -> Text:
+def _trimmed(text: Text, from_left: str, stripped: str, chars: str | None) -> Text:
+    if chars is not None and chars.strip():  # a replayed text has only no blanks around it
+        ASKED.anything()
     begin = len(text) - len(from_left)
     return text if len(stripped) == len(text) else _cut(text, begin, begin + len(stripped), keep_marks=True)
 
@@ -239,6 +277,7 @@ def derived(result: Any, sources: tuple[Any, ...]) -> Any:
 
 def formatted(form: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[..., Any]) -> Any:
     """`make(*args, **kwargs)`, which formats the template's text `form`. Texts put in as they are keep origins."""
+    ASKED.anything()
     made = make(*args, **kwargs)
     texts = dict[str, Text]()
 
@@ -322,7 +361,32 @@ class Nodes(list):  # type: ignore[type-arg]
         self._raw, self._origin = raw, origin
 
 
-RAW = frozenset((str, dict, list))
+class NotReplayable(BaseException):
+    """An operation on a value cannot be replayed, see `replay`. Not an Exception, which some of jinja's tests catch."""
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise NotReplayable
+
+
+class Sealed(dict):  # type: ignore[type-arg]
+    """An object of which a template may only write the JSON, for `replay`."""
+
+
+class SealedNode(Node):
+    """The node of a sealed object."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return True
+
+
+for _name in {*dir(dict)} - {*dir(object)} | {"__eq__", "__ne__", "__repr__", "__str__", "__format__"}:
+    setattr(SealedNode, _name, _refuse)
+
+
+RAW = frozenset((str, dict, list, Sealed))
 """Types of values that are wrapped when they are read."""
 
 
@@ -342,7 +406,7 @@ def wrap(value: Any, origin: Origin) -> Any:
         return Node(value, origin)
     if kind is list:
         return Nodes(value, origin, [wrap(each, origin) for each in value])
-    return value
+    return SealedNode(value, origin) if kind is Sealed else value
 
 
 @functools.lru_cache(1 << 14)

@@ -88,7 +88,7 @@ class Renderer:
 
     def _yielded(self, messages: Sequence[Any], prompt: bool, more: dict[str, Any]) -> list[str]:
         limits.begin()
-        origins.SEARCHED.texts.clear()
+        origins.ASKED.texts.clear()
         given = {"documents": None, "tools": None, **self.special_tokens, **self._variables, **more}
         context = self._compiled.new_context(given | {"messages": messages, "add_generation_prompt": prompt})
         found: list[str] = []

@@ -18,7 +18,7 @@ from jinja2 import nodes
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES, json_of
 from beam_prep.chat.messages import Message, are_plain, not_rendered
-from beam_prep.chat.origins import RAW, SEARCHED
+from beam_prep.chat.origins import ASKED, RAW, NotReplayable, Sealed
 from beam_prep.chat.renderer import Renderer, Tokens
 from beam_prep.chat.turns import Facts, Ranges, Turn, Turns, accounted
 from beam_prep.data.block import Reject
@@ -47,10 +47,6 @@ Places = list[tuple[int, int, int, int]]
 """Spans: for begin and end of each, the characters of constants and the number of texts before it."""
 
 
-class NotReplayable(Exception):
-    """A kind cannot be replayed."""
-
-
 class Plan(NamedTuple):
     """The rendering of a kind of chats.
 
@@ -59,7 +55,7 @@ class Plan(NamedTuple):
         order: the values, in the order of the rendering.
         turns: (message, its spans, its spans by the rule) of each turn, see `Turn`.
         marked, reasoned: see `RenderedChat`.
-        searched: what the template searches texts for.
+        asked: constants that the template compares texts with, or searches for, and beginnings of special tokens.
         rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
     """
 
@@ -68,7 +64,7 @@ class Plan(NamedTuple):
     turns: list[tuple[int, Places, Places]]
     marked: bool
     reasoned: int
-    searched: frozenset[str]
+    asked: frozenset[str]
     rests: tuple[str, ...]
 
 
@@ -90,7 +86,7 @@ class Replay:
     ) -> None:
         self._renderer_of, self._facts_of = renderer_of, facts_of
         self._plans = dict[Any, Plan | int | None]()
-        self._constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        self._possible = _is_readable(tree)
         # The first two characters of each special token.
         self._beginnings = {token[:2] for token in tokens.texts if len(token) > 1}
 
@@ -102,7 +98,7 @@ class Replay:
             variables: of the template.
         """
         roles: Any = tuple([message["role"] for message in messages])
-        if self._seen(roles) == 1:
+        if not self._possible or self._seen(roles) == 1:
             return None
         leaves: list[Any] = []
         try:
@@ -125,13 +121,12 @@ class Replay:
         texts = [leaves[number] for number, as_json in plan.order if not as_json]
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=2) < 2:
             return None
-        if not self._constants.isdisjoint(texts) or any(text.startswith(plan.rests) for text in texts):
+        if any(text.startswith(plan.rests) for text in texts):
             return None
-        if any(type(leaves[number]) is str and leaves[number].isspace() for number, _ in plan.order):
-            return None
+        given = [leaf for leaf in leaves if type(leaf) is str]
         written = [_json(leaves[number]) if as_json else leaves[number] for number, as_json in plan.order]
-        together = "\n".join(written)
-        if len(together) >= _LONGEST or any(text in together for text in plan.searched):
+        together = "\n".join([*given, *written])
+        if len(together) >= _LONGEST or any(map(str.isspace, given)) or any(map(together.__contains__, plan.asked)):
             return None
         parts = plan.parts.copy()
         parts[1::2] = written
@@ -183,7 +178,7 @@ class Replay:
         """A rendering with all texts written, and all turns found by facts; and what it searches texts for."""
         renderer = self._renderer_of(variables if tools is None else {**variables, "tools": tools})
         rendering = renderer.run(messages)
-        asked = frozenset(SEARCHED.texts)
+        asked = frozenset(ASKED.texts)
         found = Turns(renderer, self._facts_of(variables), rendering, messages)
         lost, reasoned = not_rendered(rendering, messages, tools)
         turns = accounted(found.all(), messages, {index for index, _ in lost})
@@ -246,7 +241,7 @@ def _stand_in(value: Any, numbers: Iterator[int], levels: int) -> Any:
     if kind is str:
         return _text(number)
     if not levels:
-        return _object(number)
+        return Sealed(_object(number))
     return {
         key: each if key == "role" and levels == _LEVELS else _stand_in(each, numbers, levels - 1)
         for key, each in value.items()
@@ -270,6 +265,17 @@ def _json(value: Any) -> str:
 _FORMS = (_text("NNNN"), _json(_text("NNNN")), _json(_object("NNNN")))
 _WRITTEN = re.compile("|".join(map(re.escape, _FORMS)).replace("NNNN", _NUMBER.pattern))
 """A text, its JSON, the JSON of an object."""
+
+
+def _is_readable(tree: nodes.Template) -> bool:
+    """Whether a template never searches a constant for a text: the constant's own method would see the text."""
+    for compare in tree.find_all(nodes.Compare):
+        whole = (compare.expr, *(operand.expr for operand in compare.ops))
+        for left, operand in zip(whole, compare.ops, strict=False):
+            fixed = isinstance(left, nodes.Const) or isinstance(operand.expr, nodes.List | nodes.Tuple)
+            if operand.op in ("in", "notin") and not fixed:
+                return False
+    return tree.find(nodes.EvalContextModifier) is None  # markup compares texts itself
 
 
 def _moved(places: Places, before: Sequence[int]) -> Ranges:

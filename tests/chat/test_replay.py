@@ -1,5 +1,6 @@
 """Chats of a kind that comes again: joined without the template, with the text and the turns that rendering gives."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat, template_of
+from beam_prep.chat.origins import Text
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output
@@ -191,10 +193,19 @@ def test_a_chat_that_may_exceed_a_limit_is_rendered() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
+        "'&lt;' in (m.content | escape)",
         "m.content | safe == 'yes'",
         "m.content is escaped",
+        "messages | map(attribute='content') | unique | list | length == 1",
         "[m.content, 'yes'] | unique | list | length == 1",
+        "m.role == m.content",
+        "messages[0].content in [m.role]",
+        "messages | selectattr('role', 'lt', messages[0].content) | list",
+        "'yes no'.startswith(*[m.content])",
+        "'yes no'['startswith'](m.content)",
+        "('yes no' | attr('find'))(m.content) == 0",
         "messages[0].content.endswith(*[(messages[1].content, 'x')])",
+        "[m.content] | select('i' ~ 'n', 'yes no') | list",
         "not [messages[0].content] is lower",
         "messages[0].content[3] is defined",
         "'yes' | safe == m.content",
@@ -218,6 +229,7 @@ def test_what_is_asked_past_a_texts_methods_does_not_depend_on_chats_before(aske
     ("written", "first", "other"),
     [
         ("{{ '%.1s' % (m.content,) }}", {"content": "\ue000ab"}, {"content": "xyz"}),
+        ("look at {{ m.content }}", {"content": "it"}, {"content": "0x12"}),
         ("{{ m | tojson }}", {"content": "so it is", "state": "done"}, {"content": " ", "state": "done"}),
         (
             "{{ m.content | tojson }}",
@@ -230,7 +242,7 @@ def test_what_is_asked_past_a_texts_methods_does_not_depend_on_chats_before(aske
 def test_what_a_text_decides_beside_the_text_is_decided_for_each_chat(
     written: str, first: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """Whether it looks like a mark, has words, or is a name that a header may have."""
+    """Whether it looks like an address or a mark, has words, or is a name that a header may have."""
     header = "<|im_start|>" + ("" if "m.name" in written else "{{ m.role }}\n")
     source = "{% for m in messages %}" + header + written + END + PROMPT
     template = ChatTemplate(source, TOKENS, CONTROLS)
@@ -289,6 +301,15 @@ def test_threads_render_while_a_kind_is_learned() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert check(template, talk("question", "answer"))
+
+
+def test_what_is_learned_leaves_texts_as_they_were() -> None:
+    before = dict(vars(Text))
+    template = ChatTemplate(each("{{ m.content | trim }}{{ 1 // (m.content | length - 8) }}"), TOKENS, CONTROLS)
+    for text in (*["question"] * 6, "answer"):
+        with contextlib.suppress(Reject):
+            template.render(talk(text), True)
+    assert dict(vars(Text)) == before
 
 
 def test_marks_are_marks_when_their_kind_comes_again() -> None:
