@@ -104,10 +104,6 @@ class Search(NamedTuple):
         """The first control token."""
         return self.exact.search(text) or self.behind(text)
 
-    def all_behind(self, text: str) -> list[re.Match[str]]:
-        """All control tokens in the normalised text."""
-        return [] if self.normal is None else [*self.normal.finditer(self.normalise(text))]
-
     def behind(self, text: str) -> re.Match[str] | None:
         """The first control token in the normalised text."""
         return None if self.normal is None else self.normal.search(self.normalise(text))
@@ -214,26 +210,11 @@ class Guard:
             there = said[max(first, 0) : bisect.bisect_left(begins, stop)]
             there = [each for each in there if each.begin < stop and start < each.end]
             whole = len(there) == 1 and there[0].begin <= start and stop <= there[0].end
-            if (
-                there
-                and not whole
-                and not (found[0] in self.parsed and all(each.keys[:1] == CONTENT for each in there))
-            ):
-                raise _put_together(where, found)
-        if self._anywhere.normal is not None:
-            self._check_seams_behind(text, said, where)
-
-    def _check_seams_behind(self, text: str, said: Sequence[SourceSpan], where: str) -> None:
-        """The same check for the normalised text, in which characters have other places."""
-        pieces, others, end = [], [], 0
-        for each in said:
-            others.append(text[end : each.begin])
-            pieces.append(text[each.begin : each.end])
-            end = each.end
-        neutral = _NEUTRAL.join([*others, text[end:]])
-        alone = sum(len(self._anywhere.all_behind(piece)) for piece in (neutral, *pieces))
-        if len(found := self._anywhere.all_behind(text)) > alone:
-            raise _put_together(where, found[-1], " behind the tokenizer's normaliser")
+            parsed = found[0] in self.parsed and all(each.keys[:1] == CONTENT for each in there)
+            if there and not whole and not parsed:
+                shown = text[max(start - 20, 0) : stop + 20]
+                message = f"in {where!r} joined texts form the control token {found[0]!r}: {shown!r}; change the texts"
+                raise Reject("control_token", message)
 
     def check_joined(self, texts: Sequence[str | None], where: str) -> None:
         """The same check for texts that are joined without separator; None is skipped."""
@@ -311,18 +292,6 @@ class Guard:
                 f'{where!r} holds the control token {found[0]!r}, wanted none ("control_tokens": "escape" in '
                 '"preprocessing" makes it plain text)',
             )
-
-
-_NEUTRAL = "\ufffc"
-"""OBJECT REPLACEMENT CHARACTER: replaces a record's own texts, and is part of no token."""
-
-
-def _put_together(where: str, found: re.Match[str], behind: str = "") -> Reject:
-    shown = found.string[max(found.start() - 20, 0) : found.end() + 20]
-    return Reject(
-        "control_token",
-        f"in {where!r} joined texts form the control token {found[0]!r}{behind}: {shown!r}; change the texts",
-    )
 
 
 def _find(value: Any, search: Search) -> re.Match[str] | None:

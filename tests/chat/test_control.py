@@ -232,6 +232,7 @@ JOINED = "{{ messages | map(attribute='content') | join('') }}<|im_end|>"
 
 WIDE = "\uff1cfi", "nd\uff1e"
 """Halves of what NFKC makes the token `<find>`."""
+HALVES = "<fi", "nd>"
 
 
 @pytest.mark.parametrize("rule", ["reject", "escape"])
@@ -239,14 +240,14 @@ WIDE = "\uff1cfi", "nd\uff1e"
     ("output", "row", "source"),
     [
         (TEXT, {"text": "a \uff1cfind\uff1e b"}, None),
-        (JOINT, {"prompt": f"a {WIDE[0]}", "completion": f"{WIDE[1]} b"}, None),
-        (CONVERSATION, asked(WIDE[0], WIDE[1]), JOINED),
+        (JOINT, {"prompt": f"a {HALVES[0]}", "completion": f"{HALVES[1]} b"}, None),
+        (CONVERSATION, asked(*HALVES), JOINED),
         (CONVERSATION, asked(parts(*WIDE)), JOINED),
-        (CONVERSATION, asked("find", "find"), "{% for m in messages %}\uff1c{{ m.content }}>{% endfor %}"),
-        (MESSAGE, asked("find", "find"), "{% for m in messages %}\uff1c{{ m.content }}>{% endfor %}"),
+        (CONVERSATION, asked("find", "find"), "{% for m in messages %}<{{ m.content }}>{% endfor %}"),
+        (MESSAGE, asked("find", "find"), "{% for m in messages %}<{{ m.content }}>{% endfor %}"),
     ],
 )
-def test_a_token_that_comes_about_behind_the_normaliser_or_in_a_message_alone_is_rejected(
+def test_a_token_that_comes_about_behind_the_normaliser_or_at_a_seam_is_rejected(
     output: Output, row: dict[str, Any], source: str | None, rule: Any
 ) -> None:
     assert testing.rejects(with_find(output, row, source, rule)) == [(0, "control_token")]
@@ -267,9 +268,9 @@ def with_find(output: Output, row: dict[str, Any], source: str | None, rule: Any
 
 
 def test_a_reject_shows_where_joined_texts_form_a_token() -> None:
-    row = {"prompt": "a" * 30 + WIDE[0], "completion": WIDE[1] + "b" * 30}
+    row = {"prompt": "a" * 30 + HALVES[0], "completion": HALVES[1] + "b" * 30}
     (message,) = with_find(JOINT, row, None, "reject").ledger.messages.values()
-    assert f"'<find>' behind the tokenizer's normaliser: '{'a' * 20}<find>{'b' * 20}'; change the texts" in message
+    assert f"joined texts form the control token '<find>': '{'a' * 20}<find>{'b' * 20}'; change the texts" in message
 
 
 def test_tokens_that_the_template_writes_are_no_seams() -> None:
