@@ -117,7 +117,7 @@ def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:
     return tokenizer.from_source(TokenizerFolder(place, tuple(contents)))
 
 
-_ARRAYS = ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
+_ARRAYS = ("hashes", "starts", "numbers", "vocabulary", "record_starts", "record_files", "record_lines")
 
 
 @dataclass(frozen=True)
