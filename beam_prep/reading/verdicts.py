@@ -94,23 +94,21 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
     fields: dict[_Field, list[tuple[int, Any]]] = {}
     for place, record in enumerate(records):
         for field, value in _fields(record, use):
-            if value is not None:
+            if not _is_silent(value):
                 fields.setdefault(field, []).append((place, value))
     found: list[Verdict] = []
     for field, values in fields.items():
         look = _look_of(field)
         if look is None or (use.pairs and look not in _OF_RECORDS):
             continue
-        if field.name in use.tokens and field.top not in use.kept and look is not _worse:
+        if field.name in use.tokens and field.top not in use.kept:
             continue  # the label of a classifier is its answer
-        said = [each for each in values if not _is_silent(each[1])]
-        if not said or (seen := look(said)) is None:
+        if (seen := look(values)) is None:
             continue
-        bad = [each for each, is_bad in zip(said, seen.bad, strict=True) if is_bad]
-        of_answers = look not in _OF_RECORDS and not seen.are_answers
-        if not (bad and of_answers and _are_classes(said, records, use)):
-            in_all = len({place for place, _ in said}) == len(records)
-            found.append(_verdict(field, seen, bad, use, in_all))
+        bad = [each for each, is_bad in zip(values, seen.bad, strict=True) if is_bad]
+        if not (bad and look not in _OF_RECORDS and _are_classes(values, records, use)):
+            in_all = len({place for place, _ in values}) == len(records)
+            found.append(_verdict(field, seen.means, bad, use, in_all))
     return found
 
 
@@ -182,11 +180,10 @@ _Values = Sequence[tuple[int, Any]]
 
 
 class _Seen(NamedTuple):
-    """The meaning of values, and whether the answer of each is bad; `are_answers`: the values are bad answers."""
+    """The meaning of values, and whether the answer of each is bad."""
 
     means: str
     bad: Sequence[bool]
-    are_answers: bool = False
 
 
 _Look = Callable[[_Values], _Seen | None]
@@ -221,7 +218,7 @@ def _word(value: Any) -> str | None:
 
 
 def _is_silent(value: Any) -> bool:
-    return value in ([], {}) or value != value or _word(value) in _SILENT  # NaN differs from itself
+    return value in (None, [], {}) or value != value or _word(value) in _SILENT  # NaN differs from itself
 
 
 def _says(value: Any, yes: Set[str], no: Set[str]) -> bool | None:
@@ -321,18 +318,8 @@ def _splits(values: _Values) -> _Seen | None:
 _EVALUATION = {"test", "testing", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout", "holdout"}
 
 
-def _worse(values: _Values) -> _Seen | None:
-    if (seen := _bad(values)) is not None:
-        return seen
-    bad = [isinstance(value, str | list) for _, value in values]
-    texts = [each for each, is_text in zip(values, bad, strict=True) if is_text]
-    return _Seen(f"holds answers that were rejected (in {_records(texts)})", bad, True) if texts else None
-
-
 def _are_classes(values: _Values, records: Sequence[Mapping[str, Any]], use: FieldUse) -> bool:
-    """True if answers are the values, or names of the values: then the values are classes of a task, not verdicts."""
-    if all(_begins_or_ends(_answer(records[place], use), value) for place, value in values):
-        return True
+    """True if a few answers come again and again, each always with one value: then the values are classes of a task."""
     found: Counter[str] = Counter()
     value_of: dict[str, str] = {}
     for place, value in values:
@@ -344,12 +331,7 @@ def _are_classes(values: _Values, records: Sequence[Mapping[str, Any]], use: Fie
 
 
 _MOST_CLASSES, _OFTEN = 50, 3
-"""Most different answers, and least count of each. Such answers, each always with one value, are names of the value."""
-
-
-def _begins_or_ends(answer: str, value: Any) -> bool:
-    wanted, words = (re.findall(r"\w+", text.lower()) for text in (str(value), answer))
-    return bool(wanted) and wanted in (words[: len(wanted)], words[-len(wanted) :])
+"""Most different answers, and least count of each."""
 
 
 def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
@@ -361,36 +343,28 @@ def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse, in_all: bool) -> Verdict:
-    does = use.kept.get(field.top, _UNREAD)
-    if seen.are_answers and field.top not in use.kept:
-        does = "trains it" if field.name in use.trained else "does not read it"
-    if field.top in use.kept or (seen.are_answers and field.name not in use.trained) or not bad:
-        return Verdict(field.name, seen.means, does)
+def _verdict(field: _Field, means: str, bad: _Values, use: FieldUse, in_all: bool) -> Verdict:
+    if field.top in use.kept:
+        return Verdict(field.name, means, use.kept[field.top])
+    if not bad:
+        return Verdict(field.name, means, _UNREAD)
     values = list(dict.fromkeys(_shown(value) for _, value in bad))
-    shown = "all of it" if seen.are_answers else ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")
+    shown = ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")
     places = tuple(dict.fromkeys(place for place, _ in bad))  # several messages of a record
-    return Verdict(field.name, seen.means, does, places, shown, _mend(field, seen, bad, in_all))
+    return Verdict(field.name, means, _UNREAD, places, shown, _mend(field, bad, in_all))
 
 
-def _mend(field: _Field, seen: _Seen, bad: _Values, in_all: bool) -> str:
-    key, look = json.dumps(field.name, ensure_ascii=False), _look_of(field)
-    if seen.are_answers:
-        return "train 'chosen'; or both as a pair, by input.sources 'chosen' and 'rejected'"
+def _mend(field: _Field, bad: _Values, in_all: bool) -> str:
     if field.name.startswith(f"{field.top}[]"):
         return f'{_OUT}; or "weight": 0 in these messages, which are not trained then'
-    if field.name != field.top:
-        return _OUT
-    if look is _weights and field.name == "weight":
+    if field.name == "weight":
         return f'{_OUT}; or "output": {{"loss_weights": true}}, which gives their tokens no weight'
-    if look is _splits:
-        return f'{_OUT}; or "output": {{"domain_key": {key}}}, which gives each part a folder'
     kinds = {type(value) for _, value in bad}
-    if list in kinds:
-        return _OUT
     kind = "bool" if kinds == {bool} else "float32" if kinds <= {bool, int, float} else "string"
-    if kind != "string" and not in_all:
-        return _OUT  # a typed column rejects the records that lack the field
+    # Only a field of the record can be kept. A typed column rejects the records that lack the field.
+    if field.name != field.top or list in kinds or (kind != "string" and not in_all) or _look_of(field) is _splits:
+        return _OUT
+    key = json.dumps(field.name, ensure_ascii=False)
     return f'{_OUT}; or "output": {{"keep_fields": {{{key}: "{kind}"}}}} for a trainer that reads the field (as KTO)'
 
 
@@ -418,7 +392,7 @@ _GOOD = (
 _BAD = (
     *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),
     *("hallucination", "hallucinated", "thumbs_down", "disliked", "undesirable", "failed", "refusal", "refused"),
-    *("downvoted", "downvote"),
+    *("downvoted", "downvote", "rejected"),
 )
 _OF_ANYTHING = ("status", "result", "annotation", "preference", "judgement", "judgment", "evaluation")
 _RATING = ("rating", "ratings", "quality", "quality_score", "helpfulness", "correctness")
@@ -431,7 +405,6 @@ _LOOK: dict[str, _Look] = {
     **dict.fromkeys(_OF_ANYTHING, _of_anything),
     **dict.fromkeys(_RATING, _ratings),
     **dict.fromkeys(_SCORE, _scores),
-    **dict.fromkeys(("rejected", "bad_answer", "dispreferred"), _worse),
     **dict.fromkeys(("weight", "sample_weight", "loss_weight"), _weights),
     **dict.fromkeys(("split", "data_split", "partition"), _splits),
 }

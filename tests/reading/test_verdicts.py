@@ -44,7 +44,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], str, tuple[int, ...]]] = {
         (1,),
     ),
     "steps": (answered("labels", [True, True], [True, False]), "'labels' marks answers as good or bad", (1,)),
-    "rejected, a text": (answered("rejected", " 3", " 4"), "'rejected' holds answers that were rejected (in 2", ()),
     "score": (answered("score", 0.9, 0.5, 0.0), "'score' rates answers (0 to 0.9, in 3 records)", (2,)),
     "reward": (answered("reward", 1.5, -2.0), "'reward' rates answers (-2 to 1.5, in 2 records)", (1,)),
     "weight": (answered("weight", 1.0, 0, None), "'weight' is 0 in 1 of 2 records: do not train these", (1,)),
@@ -85,13 +84,6 @@ def test_documents_and_pairs_have_no_bad_answers() -> None:
     assert judged(DOCUMENT, [{"text": "x", "score": 0}, {"text": "y", "score": 5}]) == []
     pairs = [{"prompt": "a", "chosen": "b", "rejected": "c", "score": 0, "label": False, "split": "test"}]
     assert [says[:7] for says, _ in judged(DPO, pairs)] == ["'split'"]
-
-
-def test_a_rejected_answer_that_is_trained_is_bad() -> None:
-    sections = [{"field": "prompt", "action": "mask"}, {"field": "rejected", "action": "train"}]
-    ((says, bad),) = judged({**PAIR, "input": {"sections": sections}}, answered("rejected", " 3", " 4"))
-    assert says == "'rejected' holds answers that were rejected (in 2 records); the config trains it"
-    assert bad == (0, 1)
 
 
 @pytest.mark.parametrize(
