@@ -305,6 +305,6 @@ def test_images_within_messages_are_files_and_not_bytes(tmp_path: Path) -> None:
     row = {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
     path = write([row], tmp_path / "x")
     _, (reject,) = tokens_of(path, CHAT)
-    assert reject.startswith("not_text: 'messages[0].content[1]' is an image (type 'image')")
+    assert reject.startswith("not_text: 'messages[0].content[1]' is a file (type 'image')")
     kept, rejects = tokens_of(path, {**CHAT, "input": {**CHAT["input"], "not_text": "drop_parts"}})
     assert (len(kept), rejects) == (1, [])

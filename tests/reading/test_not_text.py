@@ -31,39 +31,34 @@ def chat(content: Any, **more: Any) -> dict[str, Any]:
 
 # (the record, what the message begins with, the text that is kept)
 FOUND: dict[str, tuple[dict[str, Any], str, Any]] = {
-    "a placeholder of a field whose files are lost": (
-        chat("<image>\nWhat is it?", images=None),
-        "'messages[0]' has '<image>', but its field 'images' is empty",
-        "What is it?",
-    ),
     "image_url": (
         chat([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}, ASK]),
-        "'messages[0].content[0]' is an image (type 'image_url'): ",
+        "'messages[0].content[0]' is a file (type 'image_url'): ",
         [ASK],
     ),
-    "a part without a type": (chat([{"image": "a.png"}, ASK]), "'messages[0].content[0]' is an image: ", [ASK]),
+    "a part without a type": (chat([{"image": "a.png"}, ASK]), "'messages[0].content[0]' is a file: ", [ASK]),
     "a field of the message": (
         chat("What is it?", own={"images": ["a.png"]}),
-        "'messages[0].images' holds an image: ",
+        "'messages[0].images' holds a file: ",
         "What is it?",
     ),
     "a placeholder before": (
         chat("<image>\nWhat is it?", images=["a.png"]),
-        "'messages[0]' has '<image>', which stands for an image of the field 'images': ",
+        "'messages[0]' has '<image>', which stands for a file of the field 'images': ",
         "What is it?",
     ),
     "base64": (
         chat(f"What? ![a cat]({PNG})"),
-        "'messages[0]' holds an image as base64 (data:image/png;base64,iVBORw0",
+        "'messages[0]' holds a file as base64 (![a cat](data:image/png;base64,iVBORw0",
         "What? ",
     ),
     "a document": ({"text": "See <image> here.", "images": ["a.png"]}, "'text' has '<image>'", "See  here."),
     "frames": (
         chat("What?", own={"frames": ["clips/a 1.jpg", "clips/a 2.jpg"]}),
-        "'messages[0].frames' holds a video: ",
+        "'messages[0].frames' holds a file: ",
         "What?",
     ),
-    "bytes": (chat("What?", own={"picture": {"binary": 12}}), "'messages[0].picture' holds an image: ", "What?"),
+    "bytes": (chat("What?", own={"picture": {"binary": 12}}), "'messages[0].picture' holds a file: ", "What?"),
     "a PDF": (
         chat(f"What? data:application/pdf;base64,JVBERi0xLjQK{'AQAA' * 40}"),
         "'messages[0]' holds a file as base64 (data:application/pdf;base64,JVBERi0",
@@ -132,7 +127,7 @@ def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) 
     done = run(CONFIG, [{**plain, "image": "a.png"}, other], max_reject_rate=1)
     assert [(each["line"], each["reason"]) for each in bp.open(done.output).rejects()] == [(2, "not_text")]
     beside, says = json.loads((Path(done.output) / "run.json").read_text())["warnings"]
-    assert "'image' holds an image in 1 of 2 records looked at, and is not read: answers about it" in beside
+    assert "'image' holds files in 1 of 2 records looked at, and is not read: answers about them" in beside
     assert says.startswith("rejected (not_text): 1 record with images, audio or video; input.not_text: 'drop_parts'")
     kept = run({**CONFIG, "input": {**CONFIG["input"], "not_text": "drop_parts"}}, [plain, other], "kept")
     assert kept.manifest["counters"]["not_text_dropped"] == 2
@@ -184,8 +179,8 @@ def test_the_time_grows_with_the_text(unit: str) -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (chat("", images=["a.png"]), ["'images' holds an image in 1 of 1 record looked at"]),
-        (chat("", scan={"bytes": "x", "path": "a.png"}), ["'scan' holds a file"]),
+        (chat("", images=["a.png"]), ["'images' holds files in 1 of 1 record looked at"]),
+        (chat("", scan={"bytes": "x", "path": "a.png"}), ["'scan' holds files"]),
         (chat("", image=None, images=[]), []),
         (chat("", speech="formal", frames=[{"service": "a"}], clip_id="3", media="sms"), []),
     ],
