@@ -51,7 +51,8 @@ _TYPE = re.compile(rf"(?:^|_)(?:{_NAMES}|pixel|file|document)s?(?:_|$)", re.I)
 """Types of parts."""
 _PLACEHOLDER = re.compile(
     r"<\|?/?(?:start_of_|end_of_|begin_of_)?(?:image|img|picture|photo|audio|sound|speech|video|vision)s?"
-    r"(?:here|[ _-]?(?:\d+|pad|token|placeholder|start|end|bos|eos|soft_token))?\|?[ ]?/?>|\[(?:image|img|audio|video)\]",
+    r"(?:here|[ _-]?(?:\d+|pad|token|placeholder|start|end|bos|eos|soft_token))?\|?[ ]?/?>|"
+    r"\[(?:image|img|audio|video)\]",
     re.I,
 )
 _DATA_URL = re.compile(

@@ -47,55 +47,34 @@ HEAD_BYTES = 1024
 GUESS_BYTES = 1024 * 1024
 """Most bytes that `guess` uses."""
 
-_CONVERT = "convert it first"
-_AGAIN = "download it again, or leave it out"
-_UNPACK = "unpack it, and name the files that were in it"
-_PICKLED = ("a pickled Python object", "if you trust its source, load it, and write a line of JSON a record")
-_PANDAS = (
-    "type in Python: import pandas; pandas.{}(FILE{}, dtype=str, keep_default_na=False)"  # else 'None' becomes null
-    ".to_json(NEW, orient='records', lines=True)"
-)
-_ARROW = "type in Python: from pyarrow import {0}, parquet; parquet.write_table({0}.read_table(FILE), 'NEW.parquet')"
-
-
-def _text_in(encoding: str) -> tuple[str, str]:
-    return f"text in {encoding}", f"type: iconv -f {encoding} -t UTF-8 FILE > NEW"
-
-
+_BINARY = ("a binary file (compressed, an archive, of another program?)", "unpack it, or convert it first")
+_ARROW = "type in Python: from pyarrow import feather, parquet; parquet.write_table(feather.read_table(FILE), NEW)"
 _FIRST_BYTES = {
-    b"ARROW1\0\0": ("an Arrow file (Feather)", _ARROW.format("feather")),
-    b"ORC": ("an ORC file", _ARROW.format("orc")),
-    b"SQLite format 3\0": ("an SQLite database", _CONVERT),
-    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an Excel file", _PANDAS.format("read_excel", "")),
-    b"PK\x03\x04": ("a zip archive or an Excel file", f"{_UNPACK}; or {_PANDAS.format('read_excel', '')}"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
-    b"Rar!\x1a\x07": ("a rar archive", _UNPACK),
-    b"\xfd7zXZ\0": ("compressed by xz", "type: xz -dc FILE > NEW"),
-    b"\x04\x22\x4d\x18": ("compressed by lz4", "type: lz4 -dc FILE > NEW"),
-    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", _CONVERT),
-    b"\x93NUMPY": ("a NumPy file", _CONVERT),
-    b"Obj\x01": ("an Avro file", _CONVERT),
-    b"%PDF-": ("a PDF document", _CONVERT),
+    b"ARROW1\0\0": ("an Arrow file (Feather)", _ARROW),
     b"version https://git-lfs": ("a Git LFS pointer, not the data", "in its folder, type: git lfs pull"),
-    **dict.fromkeys((b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), _PICKLED),
-    **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), _text_in("UTF-32")),
-    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _text_in("UTF-16")),
-    b"{\0\0\0": _text_in("UTF-32LE"),
-    b"\0\0\0{": _text_in("UTF-32BE"),
-    **dict.fromkeys((b"{\0", b"[\0"), _text_in("UTF-16LE")),
-    **dict.fromkeys((b"\0{", b"\0["), _text_in("UTF-16BE")),
-    **dict.fromkeys((b"<!doctype html", b"<html"), ("an HTML page (the error page of a download?)", _AGAIN)),
-    b"<?xml": ("an XML document (the error message of a store?)", _AGAIN),
+    **dict.fromkeys(
+        (
+            *(b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\xfd7zXZ\0", b"\x04\x22\x4d\x18"),
+            *(b"ORC", b"SQLite format 3\0", b"\xd0\xcf\x11\xe0", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY", b"Obj\x01"),
+            *(b"%PDF-", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"),
+        ),
+        _BINARY,
+    ),
+    **dict.fromkeys(
+        (b"<!doctype", b"<html", b"<?xml"),
+        ("an HTML page or XML (the error message of a download?)", "download it again, or leave it out"),
+    ),
 }
-"""First bytes -> (what the file is, what to do). A longer beginning comes before its own prefix."""
+"""First bytes -> (what the file is, what to do)."""
+_PANDAS = (
+    "type in Python: import pandas; pandas.read_csv(FILE, sep={!r}, dtype=str, keep_default_na=False)"
+    ".to_json(NEW, orient='records', lines=True)"  # keep_default_na: else 'None' becomes null
+)
 _ENDINGS = {
-    ".csv": ("a table (CSV)", _PANDAS.format("read_csv", "")),
-    ".tsv": ("a table (TSV)", _PANDAS.format("read_csv", r", sep='\t'")),
-    **dict.fromkeys((".yaml", ".yml"), ("a YAML file", _CONVERT)),
-    **dict.fromkeys((".snappy", ".deflate", ".lzma", ".lzo", ".br", ".z"), ("compressed", "decompress it first")),
-    **dict.fromkeys((".txt", ".md", ".rst", ".text"), ("plain text", 'write it as lines of {"text": ...}')),
+    ".csv": ("a table (CSV)", _PANDAS.format(",")),
+    ".tsv": ("a table (TSV)", _PANDAS.format("\t")),
+    **dict.fromkeys((".txt", ".md"), ("plain text", 'write it as lines of {"text": ...}')),
 }
-_BY_COLUMN = re.compile(r'\{"[^"]*":\{"0":')
 _LISTED = re.compile(r'"(data|rows|records|examples|items|samples|instances|results|train|dataset)"\s*:\s*\[\s*\{')
 """A list of records within an object, under one of the usual names."""
 
@@ -107,8 +86,8 @@ def refusal(head: bytes, path: str) -> str | None:
         head: the first `HEAD_BYTES` of the decompressed content.
         path: the file's name. If it is compressed, the name has the ending of the compression.
 
-    >>> print(refusal(b"Rar!" + bytes([26, 7]), "chats.rar"))
-    'chats.rar' is a rar archive, wanted JSONL: unpack it, and name the files that were in it
+    >>> print(refusal(b"version https://git-lfs", "chats.jsonl"))
+    'chats.jsonl' is a Git LFS pointer, not the data, wanted JSONL: in its folder, type: git lfs pull
     """
     packed = split_name(path)[2]
     for ending, (_, magic) in COMPRESSIONS.items():
@@ -120,17 +99,21 @@ def refusal(head: bytes, path: str) -> str | None:
         if source.magic and head.startswith(source.magic) and source is not source_of(path):
             return _read_as(path, source.name, source.endings[0])
     if head[257:262] == b"ustar":
-        return _message(path, ("a tar archive", _UNPACK))
+        return _message(path, _BINARY)
     return by_first_bytes(head, path)
 
 
 def by_first_bytes(head: bytes, path: str) -> str | None:
     """The kind of a content that begins as no JSON does, and what to do; None for others."""
-    start = head.removeprefix(BOM).lstrip()[:15].lower()
-    for first, kind in _FIRST_BYTES.items():
-        if head.startswith(first) or start.startswith(first):
-            return _message(path, kind)
-    return None
+    start = head.removeprefix(BOM).lstrip().lower()
+    kind = next(
+        (kind for first, kind in _FIRST_BYTES.items() if head.startswith(first) or start.startswith(first)), None
+    )
+    encoding = json.detect_encoding(head)
+    if not encoding.startswith("utf-8") and head.decode(encoding, "replace").lstrip("\ufeff \r\n")[:1] in ("{", "["):
+        name = f"UTF-{encoding[4:].replace('-', '').upper()}"
+        kind = (f"text in {name}", f"type: iconv -f {name} -t UTF-8 FILE > NEW")
+    return None if kind is None else _message(path, kind)
 
 
 def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
@@ -145,18 +128,12 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
     first, _, rest = start.partition("\n")
     if start.startswith("{'"):
         return _message(path, ("lines of Python dicts", "write json.dumps(record) in place of the record"))
-    if start.startswith("{") and "\r" in start.rstrip() and "\n" not in start:
-        return _message(path, ("lines that end as on old Macs (CR)", "type: tr '\\r' '\\n' < FILE > NEW"))
     if start.startswith("[") and not isinstance(source_of(path), JSONList):
         return _read_as(path, "one JSON list", ".json")
     if start.startswith("{") and ((goes_on := _goes_on(first)) or not rest.strip()):
         if (found := _LISTED.search(start, 0, HEAD_BYTES)) and found[1] not in fields:
             what = f"one object with its records in the list {found[1]!r}"
             return _message(path, (what, f"type: jq -c '.{found[1]}[]' FILE > NEW"))
-        if _BY_COLUMN.match(start):
-            return _message(
-                path, ("a table by columns", "in pandas, type: .to_json(NEW, orient='records', lines=True)")
-            )
         if goes_on:
             return _message(path, ("objects that are not one a line", "type: jq -c . FILE > NEW"))
     kind = _ENDINGS.get(split_name(path)[1])
