@@ -33,14 +33,11 @@ import json
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as types
 
 from beam_prep.data.block import InputFile, Origin, Reason, Reject, Split
@@ -346,9 +343,6 @@ def _nodes(source: InputFile, files: Files, part: Part) -> tuple[Node, ...]:
 
 # Rows as JSON
 
-MAX_DEPTH = 200
-"""Most levels of nesting of a column: orjson writes 254."""
-
 _KEPT_NULL = "content"
 
 
@@ -373,18 +367,16 @@ def schema_problem(schema: pa.Schema) -> str | None:
     if twice := _twice(schema.names):
         return f"two columns have the name {twice!r}"
     for field in schema:
-        if (problem := _problem(field.type, f"column {field.name!r}", 1)) is not None:
+        if (problem := _problem(field.type, f"column {field.name!r}")) is not None:
             return problem
     return None
 
 
-def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
+def _problem(kind: pa.DataType, where: str) -> str | None:
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
-    if depth > MAX_DEPTH:
-        return f"{where} is nested deeper than {MAX_DEPTH} levels"
     if types.is_dictionary(kind):
-        return _problem(kind.value_type, where, depth + 1)
+        return _problem(kind.value_type, where)
     if _writer(kind) is None:
         return f"{where} is of type {kind}, which JSON does not have"
     if types.is_map(kind) and _writer(kind.key_type) is not _texts:
@@ -392,7 +384,7 @@ def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
     members = [kind.field(place) for place in range(kind.num_fields)]
     if twice := _twice([member.name for member in members]):
         return f"{where} has two members of the name {twice!r}"
-    return next(filter(None, (_problem(member.type, where, depth + 1) for member in members)), None)
+    return next(filter(None, (_problem(member.type, where) for member in members)), None)
 
 
 def _twice(names: Sequence[str]) -> str | None:
@@ -484,20 +476,12 @@ def _map(keys: list[Any], items: list[Any]) -> Any:
     return made if unfit is None else unfit
 
 
-def _numbers(array: pa.Array) -> list[Any]:
-    """Integers or booleans. Nulls are replaced later."""
-    filled = array.fill_null(pa.scalar(0).cast(array.type))
-    found: list[Any] = filled.to_numpy(zero_copy_only=False).tolist()
-    return found
-
-
 def _floats(array: pa.Array) -> list[Any]:
-    # Nulls of floats are NaN here, and are replaced later.
-    numbers = array.to_numpy(zero_copy_only=False).astype(np.float64)
-    found: list[Any] = numbers.tolist()
-    for place in np.flatnonzero(~np.isfinite(numbers)).tolist():
-        found[place] = orjson.Fragment(json.dumps(found[place]))
-    return found
+    return [_float(number) for number in array.to_pylist()]
+
+
+def _float(number: float | None) -> Any:
+    return number if number is None or math.isfinite(number) else orjson.Fragment(json.dumps(number))
 
 
 def _decimals(array: pa.Array) -> list[Any]:
@@ -527,27 +511,14 @@ def _times(array: pa.Array) -> list[Any]:
     return [Unfit("not_json", text.strip("<>"), text) if text and text[0] == "<" else text for text in _texts(array)]
 
 
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
-
 def _durations(array: pa.DurationArray) -> list[Any]:
-    return [_duration(count, _UNITS[array.type.unit]) for count in _numbers(array.cast(pa.int64()))]
-
-
-def _duration(count: int, in_a_second: int) -> Any:
-    """In Python's form: `1 day, 0:00:05.000001`; with nine digits if there are nanoseconds."""
-    seconds, rest = divmod(count, in_a_second)
-    nanoseconds = rest * 10**9 // in_a_second
-    digits = f".{nanoseconds:09}" if nanoseconds % 1000 else f".{nanoseconds // 1000:06}" if nanoseconds else ""
-    try:
-        return f"{timedelta(seconds=seconds)}{digits}"
-    except OverflowError:
-        return Unfit("not_json", f"value out of range: {seconds} seconds", seconds)
+    """In Python's form: `1 day, 0:00:05.000001`. Nanoseconds are cut off; what is beyond 290,000 years is an error."""
+    found = array.cast(pa.duration("us"), safe=array.type.unit != "ns").to_pylist()
+    return [None if each is None else str(each) for each in found]
 
 
 def _bytes(array: pa.Array) -> list[Any]:
-    sizes = _numbers(pc.binary_length(array.cast(pa.large_binary())))
-    return [orjson.Fragment(BINARY % size) for size in sizes]
+    return [None if data is None else orjson.Fragment(BINARY % len(data)) for data in array.to_pylist()]
 
 
 # Extension types
@@ -570,7 +541,7 @@ def _embedded(text: str) -> Any:
 _EXTENSIONS: dict[str, Callable[[Any], list[Any]]] = {
     "arrow.json": _json,
     "arrow.bool8": lambda array: values(array.storage.cast(pa.bool_())),
-    "arrow.uuid": lambda array: [None if data is None else str(UUID(bytes=data)) for data in array.storage.to_pylist()],
+    "arrow.uuid": pa.Array.to_pylist,  # orjson writes UUIDs
 }
 """By name, because the classes depend on the version of pyarrow. Other extension types are read from their storage."""
 
@@ -579,13 +550,12 @@ _WRITERS: dict[Callable[[Any], list[Any]], tuple[Callable[[pa.DataType], bool], 
     _lists: (types.is_list, types.is_large_list, types.is_fixed_size_list),
     _maps: (types.is_map,),
     _texts: (types.is_string, types.is_large_string, types.is_string_view),
-    _numbers: (types.is_integer, types.is_boolean),
     _floats: (types.is_floating,),
     _decimals: (types.is_decimal,),
     _times: (types.is_timestamp, types.is_date, types.is_time),
     _durations: (types.is_duration,),
     _bytes: (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
-    pa.Array.to_pylist: (types.is_null,),
+    pa.Array.to_pylist: (types.is_integer, types.is_boolean, types.is_null),
 }
 """Function -> the types whose values it writes."""
 
