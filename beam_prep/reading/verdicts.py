@@ -170,9 +170,8 @@ def _words_of(name: str) -> tuple[str, str]:
 
 _WORD = re.compile(r"[A-Z]*[^A-Z_\W]+|[A-Z]+")
 _WHOSE = {
-    *("is", "was", "has", "human", "user", "model", "llm", "judge", "gpt", "annotator", "expert", "reviewer", "final"),
-    *("overall", "answer", "response", "completion", "output", "assistant", "solution", "review"),
-    *("value", "average", "avg", "mean"),
+    *"is was has human user model llm judge gpt annotator expert reviewer final overall answer response".split(),
+    *"completion output assistant solution review value average avg mean".split(),
 }
 
 _Values = Sequence[tuple[int, Any]]
@@ -192,20 +191,21 @@ _Look = Callable[[_Values], _Seen | None]
 _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
 _SAYS_GOOD = {
-    *("good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass", "passed", "success", "valid"),
-    *("thumbs up", "liked", "approved", "upvoted", "acceptable", "accurate", "successful", "excellent"),
+    *"good correct right accepted accept chosen desirable pass passed success valid liked approved upvoted".split(),
+    *"acceptable accurate successful excellent".split(),
+    "thumbs up",
 }
 _SAYS_BAD = {
-    *("bad", "incorrect", "wrong", "rejected", "reject", "undesirable", "fail", "failed", "failure", "refused"),
-    *("thumbs down", "disliked", "downvoted", "disapproved", "unacceptable", "inaccurate", "invalid"),
-    *("poor", "very poor", "wrong answer"),
+    *"bad incorrect wrong rejected reject undesirable fail failed failure refused disliked downvoted".split(),
+    *"disapproved unacceptable inaccurate invalid poor".split(),
+    *("thumbs down", "very poor", "wrong answer"),
 }
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0"}
 _GOOD_WORDS = _SAYS_GOOD | _YES | {"up", "like", "safe", "ok"}
 _BAD_WORDS = _SAYS_BAD | _NO | {"down", "dislike", "unsafe"}
 _SILENT = {
-    *("", "-", "n/a", "na", "nan", "none", "null", "unknown", "unsure", "unclear", "neutral", "tie", "both", "mixed"),
-    *("partial", "partially correct", "skip", "skipped", "average", "fair"),
+    *"- n/a na nan none null unknown unsure unclear neutral tie both mixed partial skip skipped average fair".split(),
+    *("", "partially correct"),
 }
 """Words among verdicts that are no verdict."""
 _LONGEST_WORD = 24
@@ -384,27 +384,22 @@ def _counts(values: _Values) -> str:
 
 
 _GOOD = (
-    *("label", "labels", "desirable", "correct", "accepted", "approved", "good", "valid", "passed", "pass", "success"),
-    *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up"),
-    *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate", "safe", "verdict"),
-    *("review_result", "loss", "loss_mask"),
+    "label labels desirable correct accepted approved good valid passed pass success liked preferred chosen verified "
+    "helpful kto_tag resolved solved thumbs_up upvoted upvote vote thumbs thumb acceptable accurate safe verdict "
+    "review_result loss loss_mask"
 )
 _BAD = (
-    *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),
-    *("hallucination", "hallucinated", "thumbs_down", "disliked", "undesirable", "failed", "refusal", "refused"),
-    *("downvoted", "downvote", "rejected"),
+    "bad incorrect wrong toxic toxicity harmful unsafe flagged spam deleted error hallucination hallucinated "
+    "thumbs_down disliked undesirable failed refusal refused downvoted downvote rejected"
 )
-_OF_ANYTHING = ("status", "result", "annotation", "preference", "judgement", "judgment", "evaluation")
-_RATING = ("rating", "ratings", "quality", "quality_score", "helpfulness", "correctness")
-_SCORE = ("score", "scores", "reward", "stars", "grade", "votes", "upvotes")
 _OF_RECORDS = (_weights, _splits)
 _LOOK: dict[str, _Look] = {
-    **dict.fromkeys(_GOOD, _good),
+    **dict.fromkeys(_GOOD.split(), _good),
     "feedback": _feedback,
-    **dict.fromkeys(_BAD, _bad),
-    **dict.fromkeys(_OF_ANYTHING, _of_anything),
-    **dict.fromkeys(_RATING, _ratings),
-    **dict.fromkeys(_SCORE, _scores),
+    **dict.fromkeys(_BAD.split(), _bad),
+    **dict.fromkeys("status result annotation preference judgement judgment evaluation".split(), _of_anything),
+    **dict.fromkeys("rating ratings quality quality_score helpfulness correctness".split(), _ratings),
+    **dict.fromkeys("score scores reward stars grade votes upvotes".split(), _scores),
     **dict.fromkeys(("weight", "sample_weight", "loss_weight"), _weights),
     **dict.fromkeys(("split", "data_split", "partition"), _splits),
 }
