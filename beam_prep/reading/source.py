@@ -11,16 +11,15 @@ brackets become spaces, and line ends within elements become carriage returns, w
 forbidden within strings, like line ends. So `read_blocks` and `parse` work as for JSONL: each record once, blocks,
 rejects with their byte offset. A scalar is `not_an_object`; nothing between two commas is a blank line.
 
-Where an element ends is what `json` finds. If it finds no end, because of a bracket or quote too few or too many, or
-of something that JSON lacks, the file is refused (`InputError` with the byte offset).
+An element ends at a comma that is in no string and no inner bracket. A bracket or quote too few or too many puts the
+end of the list elsewhere than the end of the file: then the file is refused (`InputError` with the byte offset).
 
 A file that does not begin with a bracket is JSONL, and passes unchanged.
 """
 
-import json
 import os
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -213,16 +212,11 @@ def ranges(number: int, file: InputFile, block_bytes: int) -> list[Split]:
 
 # JSON lists
 
-MAX_ELEMENT = 64 * 1024 * 1024
-"""Most bytes of one element: a longer one means that a bracket or quote never ends."""
-
-WINDOW = 256 * 1024
-"""Bytes that are looked at; more only for an element that is longer."""
-
-_WHITE = " \t\r\n"
-_SPACES = re.compile(r"[ \t\r\n]*+")
-# `parse` judges numbers; Python's may be too long for `int`.
-_DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+_WHITE = b" \t\r\n"
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_LEVELS = np.array([(byte in b"[{") - (byte in b"]}") for byte in range(256)], np.int8)
+"""How many levels deeper it is behind a byte."""
+_MARKS = np.array([byte in b'[{]},"' for byte in range(256)])
 
 
 class ListAsLines:
@@ -231,14 +225,14 @@ class ListAsLines:
     Args:
         stream: the file's content, from its first byte.
         name: the file, for error messages.
-        window, max_element: see `WINDOW` and `MAX_ELEMENT`.
     """
 
-    def __init__(self, stream: Readable, name: str, window: int = WINDOW, max_element: int = MAX_ELEMENT) -> None:
-        self._stream, self._name, self._window, self._max_element = stream, name, window, max_element
-        self._start = 0  # of the window
-        self._text = ""  # the window, a character for each byte: what JSON means is ASCII, so places are those of bytes
-        self._parts, self._left = self._lines(), b""
+    def __init__(self, stream: Readable, name: str) -> None:
+        self._stream, self._name = stream, name
+        self._is_list: bool | None = None  # None: only white space was read
+        self._ended = self._in_string = self._escaped = False
+        self._level = 0  # of brackets; 1: between the elements
+        self._place = self._begins = 0  # bytes that were read, and where the element begins that they end in
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes; b"" only at the end.
@@ -246,83 +240,49 @@ class ListAsLines:
         Raises:
             InputError: it is not certain where an element ends.
         """
-        while not self._left and (part := next(self._parts, None)) is not None:
-            self._left = part
-        found, self._left = self._left[:size], self._left[size:]
-        return found
+        data = read_up_to(self._stream, size)
+        if not data and self._is_list and not self._ended:
+            raise self._error(self._begins, "no end of the list follows")
+        made = data if not data or self._is_list is False else self._lines(data)
+        self._place += len(data)
+        return made
 
-    def _more(self) -> bool:
-        """Doubles the window; False if there is no more, or it holds no element of the allowed size."""
-        size = len(self._text)
-        if size <= self._max_element:
-            self._text += read_up_to(self._stream, max(self._window, size)).decode("latin-1")
-        return len(self._text) > size
-
-    def _take(self, end: int, borders: Sequence[int] = ()) -> bytes:
-        """Removes the beginning of the window, and gives it with line ends at these borders, and nowhere else."""
-        taken = bytearray(self._text[:end].replace("\n", "\r"), "latin-1")
-        for place in borders:
-            taken[place] = ord("\n")
-        self._text = self._text[end:]
-        self._start += end
-        return bytes(taken)
-
-    def _lines(self) -> Iterator[bytes]:
-        rest = ""
-        while not rest and self._more():  # white space before the content belongs to the first line
-            rest = self._text.lstrip(_WHITE + BOM.decode("latin-1"))
-            yield self._take(len(self._text) - len(rest))
-        if rest.startswith("["):
-            self._text = " " + rest[1:]
-            yield from self._elements()
-        while self._text or self._more():
-            yield self._text.encode("latin-1")
-            self._text = ""
-
-    def _elements(self) -> Iterator[bytes]:
-        place, borders = 0, list[int]()
-        while True:
-            try:
-                end = self._end(place)
-            except (json.JSONDecodeError, RecursionError) as error:
-                problem = self._error(getattr(error, "pos", place), getattr(error, "msg", str(error)))
-                yield self._take(place, borders)
-                place, borders = 0, []
-                if not self._more():
-                    raise problem from None
-                continue
-            if self._text[end] == "]":
-                break
-            borders.append(end)
-            place = end + 1
-        yield self._take(end, borders)
-        self._text = " " + self._text[1:]
-        while self._text or self._more():
-            if rest := self._text.strip(_WHITE):
-                raise self._error(self._text.index(rest), f"found {rest[:20]!r} after the list")
-            yield self._take(len(self._text))
-
-    def _end(self, place: int) -> int:
-        """The place of the comma or bracket after an element, which may be blank."""
-        end = _spaces(self._text, place)
-        if self._text[end : end + 1] not in (",", "]"):
-            end = _spaces(self._text, _DECODER.raw_decode(self._text, end)[1])
-        if self._text[end : end + 1] not in (",", "]"):
-            raise json.JSONDecodeError("Expecting ',' or ']'", self._text, end)
-        return end
+    def _lines(self, data: bytes) -> bytes:
+        made = np.frombuffer(data.replace(b"\n", b"\r"), np.uint8).copy()
+        if self._is_list is None:  # white space before the content belongs to the first line
+            rest = data.lstrip(_WHITE + BOM)
+            self._is_list = rest.startswith(b"[") if rest else None
+            if not self._is_list:
+                return made[: len(data) - len(rest)].tobytes() + rest
+            made[-len(rest)] = ord(" ")
+        plain = _ESCAPED.sub(b"  ", b"\\" * self._escaped + data)[self._escaped :]
+        view = np.frombuffer(plain, np.uint8)
+        places = np.flatnonzero(_MARKS[view])
+        marks = view[places]
+        in_string = (np.cumsum(marks == ord('"')) + self._in_string) % 2 == 1
+        level = np.cumsum(np.where(in_string, 0, _LEVELS[marks])) + self._level
+        borders = places[(marks == ord(",")) & ~in_string & (level == 1)]
+        made[borders] = ord("\n")
+        ends = places[level < 1]
+        if self._ended or len(ends):
+            end = -1 if self._ended else int(ends[0])
+            rest = data[end + 1 :].strip(_WHITE)
+            if rest or data[end : end + 1] == b"}":
+                raise self._error(
+                    self._place + max(0, end), f"found {rest[:20].decode(errors='replace')!r} after the list"
+                )
+            made[end : end + 1] = ord(" ")
+            self._ended = True
+        if len(borders):
+            self._begins = self._place + int(borders[-1]) + 1
+        self._escaped = plain.endswith(b"\\")
+        if len(places):
+            self._in_string, self._level = bool(in_string[-1]), int(level[-1])
+        return made.tobytes()
 
     def _error(self, place: int, problem: str) -> InputError:
         advice = "mend it, leave it out, or name it .jsonl if it holds one record a line"
-        return InputError(
-            f"{self._name!r}, byte {self._start + place}: {problem} (is a quote or bracket missing?); {advice}"
-        )
-
-
-def _spaces(text: str, place: int) -> int:
-    """The end of the white space that begins at a place."""
-    found = _SPACES.match(text, place)
-    assert found is not None
-    return found.end()
+        return InputError(f"{self._name!r}, byte {place}: {problem} (is a quote or bracket missing?); {advice}")
 
 
 class JSONList(Source):

@@ -26,10 +26,10 @@ class Found:
     rejects: list[tuple[int, str, str]] = field(default_factory=list)
 
 
-def read(content: bytes, block_bytes: int = 1 << 20, **options: Any) -> Found:
+def read(content: bytes, block_bytes: int = 1 << 20) -> Found:
     found = Found()
     source = InputFile(NAME, len(content), 0.0)
-    for raw in read_blocks(ListAsLines(io.BytesIO(content), NAME, **options), 0, -1, block_bytes):
+    for raw in read_blocks(ListAsLines(io.BytesIO(content), NAME), 0, -1, block_bytes):
         records = JSONList().parse(raw, raw.origin(0, source, block_bytes))
         ledger, begin = records.ledger, records.origin.first_byte
         found.records += records.rows
@@ -42,7 +42,7 @@ def read(content: bytes, block_bytes: int = 1 << 20, **options: Any) -> Found:
 
 
 def lines_of(content: bytes, window: int = 1 << 20) -> bytes:
-    stream = ListAsLines(io.BytesIO(content), NAME, window)
+    stream = ListAsLines(io.BytesIO(content), NAME)
     parts = []
     while part := stream.read(window):
         parts.append(part)
@@ -119,6 +119,7 @@ def test_one_wrong_byte_costs_two_records_at_most_or_is_an_error(data: st.DataOb
     ("element", "reason"),
     [
         (b'{"a": NaN}', "bad_json"),
+        (b"{'a': 1}", "bad_json"),
         (b'{"a": "\xff"}', "invalid_utf8"),
         (b'{"a": 1, "a": 2}', "duplicate_key"),
         (b'[{"a": 1}, {"b": 2}]', "not_an_object"),
@@ -144,12 +145,11 @@ def test_nothing_between_commas_is_a_blank_line() -> None:
 @pytest.mark.parametrize(
     ("content", "place", "found"),
     [
-        (b'[{"a": 1}, {"b": 2', 18, "Expecting ',' delimiter (is a quote or bracket missing?)"),
-        (b'[{"a": 1}, {"b": "2},\n {"c": 3}]', 21, "Invalid control character"),
-        (b'[{"a": 1}, {"b": 2}}, {"c": 3}]', 19, "Expecting ',' or ']'"),
-        (b"[{\"a\": 1}, {'b': 2}]", 12, "Expecting property name"),
-        (b'[{"a": 1}], {"b": 2}]', 10, "found ', {\"b\": 2}]' after the list"),
-        (b"[" * 100_000, 0, "recursion depth"),
+        (b'[{"a": 1}, {"b": 2', 10, "no end of the list follows (is a quote or bracket missing?)"),
+        (b'[{"a": 1}, {"b": "2},\n {"c": 3}]', 10, "no end of the list follows"),
+        (b'[{"a": 1}, {"b": 2}}, {"c": 3}]', 19, "found ', {\"c\": 3}]' after the list"),
+        (b'[{"a": 1}], {"b": 2}]', 9, "found ', {\"b\": 2}]' after the list"),
+        (b"[" * 100_000, 0, "no end of the list follows"),
     ],
 )
 def test_uncertain_borders_are_an_error(content: bytes, place: int, found: str) -> None:
@@ -161,13 +161,6 @@ def test_uncertain_borders_are_an_error(content: bytes, place: int, found: str) 
     with pytest.raises(InputError) as error:
         read(content)
     assert found in str(error.value)
-
-
-def test_an_element_that_never_ends_is_not_read_to_the_end_of_the_file() -> None:
-    stream = io.BytesIO(b'[{"a": [1}, ' + b'{"b": 2}, ' * 100_000 + b"]")
-    with pytest.raises(InputError, match="byte 9: Expecting ',' delimiter"):
-        ListAsLines(stream, NAME, 1000, max_element=30_000).read(1)
-    assert stream.tell() < 100_000
 
 
 def test_jsonl_under_the_name_json_stays_jsonl() -> None:
