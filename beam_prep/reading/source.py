@@ -74,8 +74,6 @@ class Files(Protocol):
 SHARED_BYTES = 4 * 1024 * 1024
 """Smallest size, in bytes, of a compressed file that several workers read."""
 
-_STEP = 1 << 20
-
 
 class Source:
     """A kind of input file. This class is JSONL; other kinds override its methods: see docs/adding.md.
@@ -167,31 +165,6 @@ class Source:
     def parse(self, raw: RawBlock, origin: Origin) -> Records:
         """The records of a block; see `records.parse`."""
         return parse(raw, origin, self.by_row)
-
-    def record_at(self, file: InputFile, files: Files, offset: int) -> bytes:
-        """The line of a record, without its end.
-
-        Args:
-            file: the file.
-            files: opens it.
-            offset: where the record begins: bytes of the content, or number of records before it, see `by_row`.
-
-        Raises:
-            InputError: no record begins there, or the file cannot be read.
-        """
-        seeks = not self.is_stream(file)
-        with files.open_input(file, offset if seeks else 0) as stream:
-            left, before = min(offset, 1) if seeks else offset, b""
-            while left and (before := read_up_to(stream, min(left, _STEP))):
-                left -= len(before)
-            after_bom = offset == len(BOM) and before[-1:] == BOM[-1:]
-            begins = offset == 0 or not self.is_seekable or before[-1:] == b"\n" or after_bom
-            parts = [read_up_to(stream, _STEP)]
-            if left or not begins or not parts[0]:
-                raise InputError("no line begins there: the file changed since the output was made")
-            while parts[-1] and b"\n" not in parts[-1]:
-                parts.append(read_up_to(stream, _STEP))
-        return b"".join(parts).partition(b"\n")[0].rstrip(b"\r")
 
     def columns(self, file: InputFile, files: Files) -> Sequence[str] | None:
         """The names of the fields that all records of a file have; None: each record has its own fields.

@@ -67,8 +67,8 @@ Line = tuple[bytes, tuple[str, str] | None]
 class Table(Source):
     """Tables: their records are rows, which are read in batches and become lines of JSON.
 
-    One of Arrow's tables overrides `_batches` and `_schema`; another table that is read from its beginning `_lines`,
-    `record_at` and `columns`.
+    One of Arrow's tables overrides `_batches` and `_schema`; another table that is read from its beginning `_lines`
+    and `columns`.
     """
 
     unit = "row"
@@ -115,16 +115,6 @@ class Table(Source):
             yield RawBlock(start, rows, 0, data, b""), origin
             start, before = start + rows, stored
 
-    def record_at(self, file: InputFile, files: Files, offset: int) -> bytes:
-        with files.open_table(file) as stream:
-            part = self._part_with(file, stream, offset)
-            left = offset - part.rows_before
-            for rows in self._batches(file, stream, part):
-                if left < rows.num_rows:
-                    return next(lines_of(rows.slice(left, 1)))[0]
-                left -= rows.num_rows
-        raise InputError(f"it has no row {offset + 1:,}: the file changed since the output was made")
-
     def columns(self, file: InputFile, files: Files) -> Sequence[str]:
         with files.open_table(file) as stream:
             return list(self._schema(file, stream).names)
@@ -132,10 +122,6 @@ class Table(Source):
     def _part(self, split: Split, files: Files) -> "Part | None":
         """The part of a file that a split reads; None if other splits have all of it."""
         return Part(0, split.source.size, rows_before=0)
-
-    def _part_with(self, file: InputFile, stream: Any, row: int) -> "Part":
-        """A part of a file that has a row."""
-        return Part(0, file.size, rows_before=0)
 
     def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
         """The rows of a part: (JSON, None or (reason, message) of a row that is rejected). Updates `position`."""
@@ -194,15 +180,6 @@ class Parquet(Table):
         earlier = int(rows[full[:first]].sum())
         own = int(rows[numbers].sum())
         return Part(before, after, earlier, own, tuple(numbers.tolist()))
-
-    def _part_with(self, file: InputFile, stream: Any, row: int) -> "Part":
-        metadata, before = _parquet(file, stream).metadata, 0
-        for group in range(metadata.num_row_groups):
-            rows = metadata.row_group(group).num_rows
-            if row < before + rows:
-                return Part(0, file.size, before, rows, (group,))
-            before += rows
-        return Part(0, file.size, before)
 
     def _batches(self, file: InputFile, stream: Any, part: "Part") -> Iterator[pa.RecordBatch]:
         opened = _parquet(file, stream)

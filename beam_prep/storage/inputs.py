@@ -264,7 +264,21 @@ def line_at(file: InputFile, offset: int) -> str:
     Raises:
         InputError: no line begins there, or the file cannot be read.
     """
-    return source_of(file.path).record_at(file, files, offset).decode(errors="replace")
+    kind = source_of(file.path)
+    splits = kind.splits(0, file, max(BLOCK_BYTES, file.size // 64 if kind.by_row else 0))
+    for split in reversed(splits):
+        if not kind.by_row and not (split.stop < 0 or split.start <= offset < split.stop):
+            continue
+        with closing(blocks_of(split, BLOCK_BYTES, digests=False)) as blocks:
+            for raw, origin in blocks:
+                if origin.start > offset:
+                    break
+                if offset < origin.start + origin.size:
+                    ledger = kind.parse(raw, origin).ledger
+                    offsets = origin.first_byte + ledger.offsets(range(len(ledger.starts)))
+                    for line in np.flatnonzero(offsets == offset).tolist():
+                        return ledger.raw[ledger.starts[line] : ledger.ends[line]].decode(errors="replace")
+    raise InputError("no record begins there: the file changed since the output was made")
 
 
 _FILES = 8  # most files that `advice_on` reads, up to a megabyte each

@@ -11,9 +11,8 @@ from beam_prep.reading import sources
 from beam_prep.reading.records import Readable
 from beam_prep.reading.source import Source
 from beam_prep.reading.sources import refusal
-from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.inputs import first_records, is_stream, split_file
+from beam_prep.storage.inputs import first_records, is_stream, line_at, split_file
 
 
 class Bars(Source):
@@ -46,15 +45,14 @@ def test_a_new_kind_is_read_by_its_ending(bars: InputFile) -> None:
     assert records.rows == [{"text": "a"}, {"text": "c"}]
     assert [records.place(line) for line in records.ledger.messages] == [f"{bars.path} (byte offset 19)"]
     assert (is_stream(bars), len(split_file((0, bars), 8))) == (True, 1)
-    kind = sources.source_of(bars.path)
-    assert kind.record_at(bars, files, CONTENT.index(b'{"text": "c"')) == b'{"text": "c"}'
+    assert line_at(bars, CONTENT.index(b'{"text": "c"')) == '{"text": "c"}'
     assert sources.place_in(bars.path, 3) == "entry 3"
     assert sources.place_at("a.parquet", 3) == "a.parquet (row 4)"
 
 
 def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
-    with pytest.raises(InputError, match="no line begins there"):
-        sources.source_of(bars.path).record_at(bars, files, len(CONTENT))
+    with pytest.raises(InputError, match="no record begins there"):
+        line_at(bars, len(CONTENT))
 
 
 @pytest.mark.parametrize("source", [source for source in sources.SOURCES if source.magic])
