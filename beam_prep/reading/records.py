@@ -7,7 +7,8 @@ of any size, no repeated keys, a reason for each refusal.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from beam_prep.data.ragged import Array
 BOM = b"\xef\xbb\xbf"
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Most bytes of a line, without its line feed."""
+"""Most bytes of a line, without its line end."""
 
 SHOWN_BYTES = 64 * 1024
 """Bytes that are kept of a longer line."""
@@ -121,11 +122,15 @@ def _finish_line(stream: Readable, ahead: bytes, begun: int, max_line_bytes: int
         feed, or only its beginning; True if the line is too long).
     """
     read, end = bytearray(ahead), ahead.find(b"\n")
-    while end < 0 and begun + len(read) <= max(max_line_bytes, SHOWN_BYTES) and (part := stream.read(_LINE_END)):
+    while (
+        end < 0
+        and begun + len(read) <= max(max_line_bytes, SHOWN_BYTES) + len(BOM + b"\r")
+        and (part := stream.read(_LINE_END))
+    ):
         read += part
         end = read.find(b"\n", len(read) - len(part))
     size = begun + (len(read) if end < 0 else end)
-    if size <= max_line_bytes:
+    if size <= max_line_bytes + len(BOM + b"\r"):  # which do not count: `parse` looks again
         return bytes(read), bytes(read if end < 0 else read[: end + 1]), False
     return bytes(read), bytes(read[: max(0, min(size, SHOWN_BYTES) - begun)]), True
 
@@ -263,21 +268,29 @@ def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0), by_row=by_row)
     for line, reason, message in origin.refused:
         ledger.reject(line, reason, message)
-    _reject_long(ledger, origin)
-    _mark_blank(ledger)
     rows: list[Record] = []
     constants = float if ledger.by_row else None
+    blank: list[int] = []
     lines = np.flatnonzero(ledger.status == ALIVE)
     borders = zip(lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True)
     with without_collector():
         for line, start, end in borders:
+            text = raw.data[start:end]
             try:
-                row = parse_json(raw.data[start:end], constants)
+                if end - start > origin.max_line_bytes or (origin.cut and line == len(ledger.starts) - 1):
+                    ledger.ends[line] = min(end, start + SHOWN_BYTES)
+                    limit = f"{origin.max_line_bytes} bytes (max_line_bytes)"
+                    raise Reject("line_too_long", f"the line has more than {limit}")
+                if not text or text.isspace():
+                    blank.append(line)
+                    continue
+                row = parse_json(text, constants)
                 if type(row) is not dict:
                     raise Reject("not_an_object", f"the line is {describe(row)}, wanted a JSON object")
                 rows.append(row)
             except Reject as reject:
                 ledger.reject(line, reject.reason, reject.message)
+    ledger.blank(np.array(blank, np.int64))
     return Records(origin, ledger, np.flatnonzero(ledger.status == ALIVE).astype(np.int32), rows=rows)
 
 
@@ -301,33 +314,6 @@ def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
     return starts, ends
 
 
-def _reject_long(ledger: Ledger, origin: Origin) -> None:
-    """Rejects lines longer than the limit, and keeps only their beginning."""
-    most = origin.max_line_bytes
-    if len(ledger.raw) <= most and not origin.cut:
-        return
-    # The length includes bytes outside of the line's text: a byte order mark, a carriage return.
-    borders = np.concatenate([ledger.starts[1:], [len(ledger.raw) + (not ledger.raw.endswith(b"\n"))]])
-    long = borders[: len(ledger.starts)] - 1 - ledger.starts > most
-    if len(long) and ledger.starts[0]:
-        long[0] |= ledger.ends[0] > most
-    if origin.cut:
-        long[-1] = True
-    for line in np.flatnonzero(long).tolist():
-        ledger.reject(line, "line_too_long", f"the line has more than {most} bytes (max_line_bytes)")
-        ledger.ends[line] = min(ledger.ends[line], ledger.starts[line] + SHOWN_BYTES)
-
-
-def _mark_blank(ledger: Ledger) -> None:
-    view = np.frombuffer(ledger.raw, np.uint8)
-    empty = (ledger.starts >= ledger.ends) & (ledger.status == ALIVE)
-    maybe = np.flatnonzero(~empty & (ledger.status == ALIVE))
-    maybe = maybe[np.isin(view[ledger.starts[maybe]], np.frombuffer(b" \t\r\v\f", np.uint8))]
-    for line in maybe.tolist():
-        empty[line] = not ledger.raw[ledger.starts[line] : ledger.ends[line]].strip()
-    ledger.blank(np.flatnonzero(empty))
-
-
 # One line
 
 MAX_DEPTH = 512
@@ -339,10 +325,6 @@ _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
 """In a line whose digits are replaced by zeros: a number that orjson may turn into another double."""
 _NESTED = {dict, list}
-_BOM_WITHIN = (
-    "the record begins with a byte order mark (BOM), which only a file may: files that have one were put together; "
-    "take it out: sed -i 's/^\\xEF\\xBB\\xBF//' FILE"
-)
 
 
 def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> Any:
@@ -384,22 +366,19 @@ def _parse_carefully(
     except UnicodeDecodeError as bad:
         raise Reject("invalid_utf8", f"byte {bad.start} of the line is no UTF-8 ({bad.reason})") from None
     too_deep = Reject("too_deep", f"the line is nested deeper than {MAX_DEPTH} levels")
-    found = None  # what orjson found; the other parser may find something worse
     if error is not None:
         if "depth limit" in str(error):
             raise too_deep
         if "surrogate" in str(error):
-            found = Reject("bad_text", f"half of a surrogate pair: {error}")
-        elif "infinity" in str(error):
-            found = Reject("bad_number", str(error))
-        elif constants is None:
+            raise Reject("bad_text", f"half of a surrogate pair: {error}")
+        if constants is None and "infinity" not in str(error):  # the other parser names the number
             is_constant = text.startswith(("NaN", "Infinity"), error.pos)
             lacks = "; JSON has no NaN and no Infinity: write null" if is_constant else ""
-            raise Reject("bad_json", _BOM_WITHIN if text.startswith("\ufeff") else f"{error}{lacks}")
+            raise Reject("bad_json", f"{error}{lacks}")
     if _deeper_than(MAX_DEPTH, line):
         raise too_deep
     try:
-        row = json.loads(
+        return json.loads(
             text,
             object_pairs_hook=unique_keys,
             parse_int=exact_integer,
@@ -410,9 +389,6 @@ def _parse_carefully(
         raise Reject("bad_json", str(bad)) from None
     except RecursionError:
         raise too_deep from None
-    if found is not None:
-        raise found
-    return row
 
 
 def dumped(value: Any, sort: bool = False) -> bytes:
@@ -434,14 +410,16 @@ def _deeper_than(levels: int, line: bytes) -> bool:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise Reject("duplicate_key", f"the key {name!r} is twice in one object")
-            seen.add(name)
-    return row
+    if (name := twice([name for name, _ in pairs])) is not None:
+        raise Reject("duplicate_key", f"the key {name!r} is twice in one object")
+    return dict(pairs)
+
+
+def twice(names: Sequence[str]) -> str | None:
+    """The first name that is there twice; None if there is none."""
+    if len({*names}) == len(names):
+        return None
+    return next(name for name, count in Counter(names).items() if count > 1)
 
 
 def exact_integer(text: str) -> int:

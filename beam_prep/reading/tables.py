@@ -44,7 +44,7 @@ from beam_prep.data.block import InputFile, Origin, Reason, Reject, Split
 from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
-from beam_prep.reading.records import BINARY, RawBlock, parse_json, read_up_to
+from beam_prep.reading.records import BINARY, RawBlock, parse_json, read_up_to, twice
 from beam_prep.reading.source import Files, Position, Source, ranges
 
 if TYPE_CHECKING:
@@ -341,8 +341,8 @@ def schema_problem(schema: pa.Schema) -> str | None:
     >>> schema_problem(pa.schema([("took", pa.month_day_nano_interval())]))
     "column 'took' is of type month_day_nano_interval, which JSON does not have"
     """
-    if twice := _twice(schema.names):
-        return f"two columns have the name {twice!r}"
+    if (name := twice(schema.names)) is not None:
+        return f"two columns have the name {name!r}"
     for field in schema:
         if (problem := _problem(field.type, f"column {field.name!r}")) is not None:
             return problem
@@ -359,13 +359,9 @@ def _problem(kind: pa.DataType, where: str) -> str | None:
     if types.is_map(kind) and _writer(kind.key_type) is not _texts:
         return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
     members = [kind.field(place) for place in range(kind.num_fields)]
-    if twice := _twice([member.name for member in members]):
-        return f"{where} has two members of the name {twice!r}"
+    if (name := twice([member.name for member in members])) is not None:
+        return f"{where} has two members of the name {name!r}"
     return next(filter(None, (_problem(member.type, where) for member in members)), None)
-
-
-def _twice(names: Sequence[str]) -> str | None:
-    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 def lines_of(rows: pa.RecordBatch) -> Iterator[Line]:
@@ -449,7 +445,7 @@ def _map(keys: list[Any], items: list[Any]) -> Any:
     unfit = next((key for key in keys if type(key) is not str), None)
     if unfit is None and len(made) < len(keys):
         pairs = [*map(list, zip(keys, items, strict=True))]
-        return Unfit("duplicate_key", f"the key {_twice(keys)!r} is twice in a map", pairs)
+        return Unfit("duplicate_key", f"the key {twice(keys)!r} is twice in a map", pairs)
     return made if unfit is None else unfit
 
 
