@@ -433,34 +433,28 @@ def adapt_records(records: Records, adapter: Adapter) -> Records:
 def tools(record: Record) -> list[dict[str, Any]] | None:
     """The record's `tools`: a list of schemas, or JSON strings of it or of each; None if absent, null or blank.
 
-    `functions`, the older field of OpenAI's API, holds tools, too: a list of schemas with names, or one schema, or
-    either as a JSON string.
+    Without them, `functions`, the older field of OpenAI's API: schemas with names, in the same forms, or one alone.
 
     Raises:
-        Reject: `bad_tools`: a field holds something else, or `tools` and `functions` differ.
+        Reject: `bad_tools`: the field holds something else.
     """
-    found, given = _schemas(record, "tools"), record.get("functions")
-    if isinstance(given, str):
-        has_functions = _OBJECTS.match(given) is not None and '"name"' in given
-    else:  # lists of names, or code, are no tools
-        has_functions = any(map(_has_name, given if isinstance(given, list) else [given]))
-    if not has_functions:
+    found, given = _schemas(record.get("tools"), "tools"), record.get("functions")
+    if found or not given or (isinstance(given, str) and not _OBJECTS.match(given)):
         return found
-    functions = [each.get("function", each) for each in _schemas(record, "functions") or ()]
-    for place, function in enumerate(functions):
-        if not _has_name(function):
-            raise Reject("bad_tools", f"'functions[{place}]' is an object without a name, wanted a schema")
-    if found and [tool.get("function", tool) for tool in found] != functions:
-        raise Reject("bad_tools", "fields 'tools' and 'functions' hold different schemas, wanted one of them")
-    return found or [{"type": "function", "function": function} for function in functions]
+    if isinstance(given, str):
+        given = parsed_field(given, "functions", "a list of schemas", "bad_tools")
+    functions = given if isinstance(given, list) else [given]
+    if not any(map(_has_name, functions)):  # lists of names, or code, are no tools
+        return found
+    for place, each in enumerate(functions):
+        if not _has_name(each):
+            raise Reject("bad_tools", f"'functions[{place}]' is {describe(each)} without a name, wanted a schema")
+    return [{"type": "function", "function": each.get("function", each)} for each in functions]
 
 
-def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
-    found = record.get(name)
+def _schemas(found: Any, name: str) -> list[dict[str, Any]] | None:
     if isinstance(found, str):
         found = parsed_field(found, name, "a list of schemas", "bad_tools")
-    if isinstance(found, dict) and name == "functions":
-        found = [found]
     if found is not None:
         check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
         for place, each in enumerate(found := [*found]):
@@ -472,13 +466,11 @@ def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
 
 def _has_name(function: Any) -> bool:
     """True for a schema, also in the form of an element of `tools`."""
-    if not isinstance(function, dict):
-        return False
-    inner = function.get("function", function)
+    inner = function.get("function", function) if isinstance(function, dict) else None
     return isinstance(inner, dict) and isinstance(inner.get("name"), str)
 
 
-_OBJECTS = re.compile(r"\s*\[?\s*\{")
+_OBJECTS = re.compile(r"\s*\[?\s*\{.*\"name\"", re.DOTALL)
 
 
 def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json") -> Any:
