@@ -238,12 +238,6 @@ class Records(Block):
 
     rows: list[Record] = field(default_factory=list)
 
-    def part(self, places: range) -> "Records":
-        """A range of the rows. The ledger marks the others as dropped."""
-        ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
-        ledger.drop(np.delete(self.line, taken), "filtered")
-        return self.keep(taken, ledger)
-
     def keep(self, places: Array, ledger: Ledger) -> "Records":
         """The rows at these ascending places. `ledger` has the outcome of the others."""
         rows = [self.rows[place] for place in places.tolist()]

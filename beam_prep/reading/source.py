@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from beam_prep.data.block import InputFile, Origin, Split, at_offset
+from beam_prep.data.block import InputFile, Origin, Split
 from beam_prep.errors import InputError
 from beam_prep.reading.records import BOM, RawBlock, Readable, Records, parse, read_blocks, read_up_to
 
@@ -99,10 +99,6 @@ class Source:
     def place(self, number: int) -> str:
         """The place of a record in its file, counted from 1, for messages: `line 1,200`."""
         return f"{self.unit} {number:,}"
-
-    def at(self, path: str, offset: int) -> str:
-        """A file, and where a record begins in the file, for messages: see `at_offset`."""
-        return at_offset(path, offset, self.by_row)
 
     def is_stream(self, file: InputFile) -> bool:
         """True if records can only be found from the file's beginning."""

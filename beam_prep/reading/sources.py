@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Collection
 
-from beam_prep.data.block import ADVICE
+from beam_prep.data.block import ADVICE, at_offset
 from beam_prep.reading.records import BOM
 from beam_prep.reading.source import COMPRESSIONS, JSONList, Source, split_name
 from beam_prep.reading.tables import ArrowStream, Parquet
@@ -23,8 +23,8 @@ SOURCES: tuple[Source, ...] = (JSONList(), Parquet(), ArrowStream())
 def source_of(path: str) -> Source:
     """The kind of a file, by the ending of its name; JSONL for unknown endings.
 
-    >>> source_of("a.jsonl.gz").place(1_200), source_of("a.json").place(3), source_of("a.parquet").at("a.parquet", 3)
-    ('line 1,200', 'record 3', 'a.parquet (row 4)')
+    >>> source_of("a.jsonl.gz").place(1_200), source_of("a.json").place(3)
+    ('line 1,200', 'record 3')
     """
     _, ending, packed = split_name(path)
     found = (source for source in SOURCES if ending in source.endings and not (source.magic and packed))
@@ -38,7 +38,7 @@ def place_in(path: str, number: int) -> str:
 
 def place_at(path: str, offset: int) -> str:
     """A file, and where a record begins in the file, for messages: see `at_offset`."""
-    return source_of(path).at(path, offset)
+    return at_offset(path, offset, source_of(path).by_row)
 
 
 HEAD_BYTES = 1024

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_prep.data.block import ADVICE
+from beam_prep.data.block import ADVICE, at_offset
 from beam_prep.errors import ConfigError
 from beam_prep.hints import counted, listed, nearest
 from beam_prep.reading.adapters import fields_read
@@ -191,7 +191,7 @@ def _said(reject: Mapping[str, Any]) -> str:
     kind, file = source_of(reject["file"]), reject["file"]
     if "line" in reject and not kind.by_row:
         file = f"{file}, {kind.place(reject['line'])}"
-    where = kind.at(file, reject["offset"])
+    where = at_offset(file, reject["offset"], kind.by_row)
     message = " ".join((reject["message"] or "").split())
     return f"the first reject of '{reject['reason']}' is {where}{f': {message[:_MESSAGE]}' if message else ''}"
 

@@ -189,7 +189,6 @@ class TestOptions:
             ("alpaca", {"sep": ""}, "adapter 'alpaca': 'sep' is '': Unexpected keyword argument; its options: to, sep"),
             ("sharegpt", {"roles": "drop"}, "adapter 'sharegpt': 'roles' is 'drop': Input should be "),
             ("alpaca", {"to": "text"}, "adapter 'alpaca': 'to' is 'text': Input should be 'messages', 'prompt_"),
-            ("alpaca", {"input": "output"}, "one field under two names"),
         ],
     )
     def test_errors(self, name: str, options: Row, message: str) -> None:
