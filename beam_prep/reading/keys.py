@@ -227,22 +227,17 @@ def _number(value: Any, kind: MetadataType) -> float:
     Raises:
         Reject: the value is no number, or the type does not hold it.
     """
-    if kind == "bool" and (isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1))):
-        return bool(value)
-    if kind == "bool" or type(value) not in (int, float):
+    is_bool = kind == "bool"
+    if not (type(value) in (int, float) or (is_bool and type(value) is bool)) or (is_bool and value not in (0, 1)):
         found = "absent or null" if value is None else describe(value)
-        wanted = "true or false" if kind == "bool" else f"a number ({kind})"
-        raise Reject("keep_fields", f"{found}, wanted {wanted}")
-    if kind.startswith("float"):
-        try:
-            with np.errstate(over="ignore"):
-                rounded = float(np.dtype(kind).type(float(value)))  # a double first, as most readers of JSON do
-        except OverflowError:
-            rounded = float("inf")
-        if not np.isfinite(rounded):
-            raise Reject("keep_fields", f"{describe(value)}, which is beyond {kind}")
-        return rounded + 0.0
-    limits = np.iinfo(kind)
-    if value % 1 != 0 or not limits.min <= value <= limits.max:
-        raise Reject("keep_fields", f"{describe(value)}, wanted an integer that {kind} holds")
-    return int(value)
+        raise Reject("keep_fields", f"{found}, wanted {'true or false' if is_bool else f'a number ({kind})'}")
+    is_float = kind.startswith("float")
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            number = np.dtype(kind).type(float(value) if is_float else value)  # a double first, as most readers do
+    except (OverflowError, ValueError):
+        number = np.float64("inf")
+    if not np.isfinite(number) or (not is_float and number != value):
+        wanted = "a number" if is_float else "an integer"
+        raise Reject("keep_fields", f"{describe(value)}, wanted {wanted} that {kind} holds")
+    return float(number) + 0.0 if is_float else int(number)
