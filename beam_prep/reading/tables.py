@@ -163,23 +163,19 @@ class Parquet(Table):
                 f"{source.path!r} has {metadata.num_rows} rows, and its row groups have {rows.sum()}: it is damaged, "
                 "make it again or leave it out"
             )
-        full = np.flatnonzero(rows)
-        begins = _begins(content[full], source.size)
-        stop = source.size if split.stop < 0 else split.stop
-        mine = (begins >= split.start) & (begins < stop)
-        if not len(full) and split.start == 0:
+        if not len(rows) and split.start == 0:
             return Part(0, source.size, 0)
-        if not mine.any():
+        begins = _begins(content, source.size)
+        stop = source.size if split.stop < 0 else split.stop
+        mine = np.flatnonzero((begins >= split.start) & (begins < stop)).tolist()
+        if not mine:
             return None
-        first, last = np.flatnonzero(mine)[[0, -1]].tolist()
+        first, last = mine[0], mine[-1]
         width = stop - split.start if stop < source.size else 0
         before = split.start if first else 0
         # Up to the next split with a row group.
-        after = source.size if last + 1 == len(full) or not width else int(begins[last + 1]) // width * width
-        numbers = full[first : last + 1]
-        earlier = int(rows[full[:first]].sum())
-        own = int(rows[numbers].sum())
-        return Part(before, after, earlier, own, tuple(numbers.tolist()))
+        after = source.size if last + 1 == len(rows) or not width else int(begins[last + 1]) // width * width
+        return Part(before, after, int(rows[:first].sum()), int(rows[mine].sum()), tuple(mine))
 
     def _batches(self, file: InputFile, stream: Any, part: "Part") -> Iterator[pa.RecordBatch]:
         opened = _parquet(file, stream)
@@ -269,17 +265,15 @@ def _cut(lines: Iterator[Line], block_bytes: int) -> Iterator[_Cut]:
 def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":
     import pyarrow.parquet as pq
 
-    if not source.size:
-        raise InputError(f"{source.path!r} is empty: even a Parquet file without rows has a schema")
-    file = pq.ParquetFile(_native(stream), buffer_size=_PAGES, pre_buffer=False, page_checksum_verification=True)
+    file = pq.ParquetFile(
+        _native(source, stream), buffer_size=_PAGES, pre_buffer=False, page_checksum_verification=True
+    )
     _check_schema(source, file.schema_arrow)
     return file
 
 
 def _reader(source: InputFile, stream: Any) -> pa.RecordBatchReader:
-    if not source.size:
-        raise InputError(f"{source.path!r} is empty: even an Arrow file without rows has a schema")
-    reader = pa.ipc.open_stream(_native(stream))
+    reader = pa.ipc.open_stream(_native(source, stream))
     _check_schema(source, reader.schema)
     return reader
 
@@ -299,7 +293,9 @@ def _check_end(source: InputFile, stream: Any) -> None:
         )
 
 
-def _native(stream: Any) -> pa.NativeFile:
+def _native(source: InputFile, stream: Any) -> pa.NativeFile:
+    if not source.size:
+        raise InputError(f"{source.path!r} is empty: even a table without rows has a schema")
     return stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, mode="r")
 
 
