@@ -446,16 +446,18 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
     return [{"type": "function", "function": each.get("function", each)} for each in functions]
 
 
-def _schemas(found: Any, name: str) -> list[dict[str, Any]] | None:
-    if isinstance(found, str):
-        found = parsed_field(found, name, "a list of schemas", "bad_tools")
-    if found is not None:
-        check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
-        for place, each in enumerate(found := [*found]):
-            if isinstance(each, str) and each.lstrip().startswith("{"):  # of tables, whose schemas differ
-                found[place] = each = parsed_field(each, f"{name}[{place}]", "a schema", "bad_tools")
-            check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
-    return found
+def _schemas(given: Any, name: str) -> list[dict[str, Any]] | None:
+    found = parsed_field(given, name, "a list of schemas", "bad_tools") if isinstance(given, str) else given
+    if found is None:
+        return None
+    check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
+    schemas: list[dict[str, Any]] = []
+    for place, each in enumerate(found):
+        if isinstance(each, str) and each.lstrip().startswith("{"):  # of tables, whose schemas differ
+            each = parsed_field(each, f"{name}[{place}]", "a schema", "bad_tools")
+        check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
+        schemas.append(each)
+    return schemas
 
 
 def _has_name(function: Any) -> bool:

@@ -20,7 +20,7 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import RunError
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
-from beam_prep.reading.sources import source_of
+from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.compose import NOT_SAMPLED, Compose, Splits, domain_of, split_name, view
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.receipts import (
@@ -351,7 +351,7 @@ def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> t
 
 def _equal_to(path: str, offset: int, line: int) -> str:
     kind = source_of(path)
-    return f"equal to {kind.place(line)} of {path if kind.by_row else kind.at(path, offset)}"
+    return f"equal to {kind.place(line)} of {path if kind.by_row else place_at(path, offset)}"
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:
