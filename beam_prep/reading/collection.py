@@ -130,10 +130,7 @@ def _plain(value: Any, found: list[Reject], where: str = "", depth: int = 1) -> 
         found.append(Reject("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels"))
         return "..."
     if isinstance(value, list | tuple):
-        values = []
-        for number, each in enumerate(value):  # no comprehensions: a level takes one frame of the stack
-            values.append(_plain(each, found, f"{where}[{number}]", depth + 1))
-        return values
+        return [_plain(each, found, f"{where}[{number}]", depth + 1) for number, each in enumerate(value)]
     made = {}
     for name, each in value.items():
         is_text = isinstance(name, str)

@@ -68,15 +68,9 @@ def normalized(value: Any, how: Normalize) -> Any:
     if isinstance(value, str):
         return _normal(value, how)
     if isinstance(value, list):
-        values = []
-        for each in value:  # no comprehensions: a level takes one frame of the stack
-            values.append(normalized(each, how))
-        return values
+        return [normalized(each, how) for each in value]
     if isinstance(value, dict):
-        made = {}
-        for name, each in value.items():
-            made[name] = normalized(each, how)
-        return made
+        return {name: normalized(each, how) for name, each in value.items()}
     return value
 
 

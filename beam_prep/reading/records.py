@@ -310,10 +310,9 @@ def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
 
 # One line
 
-MAX_DEPTH = 512
-"""Most levels of nesting of a line. The parsers may take more, but their limit depends on the free stack."""
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-
+MAX_DEPTH = 254
+"""Most levels of nesting of a line: orjson writes no more."""
+_TOO_DEEP = f"the line is nested deeper than {MAX_DEPTH} levels"
 
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
@@ -347,8 +346,8 @@ def _quotes(value: Any) -> int:
         return 2 * len(texts) + sum([text.count('"') for text in texts])
     try:
         return orjson.dumps(value).count(b'"')
-    except TypeError:  # nested deeper than orjson writes
-        return -1
+    except TypeError:
+        raise Reject("too_deep", _TOO_DEEP) from None
 
 
 def _parse_carefully(
@@ -359,18 +358,15 @@ def _parse_carefully(
         text = line.decode("utf-8")
     except UnicodeDecodeError as bad:
         raise Reject("invalid_utf8", f"byte {bad.start} of the line is no UTF-8 ({bad.reason})") from None
-    too_deep = Reject("too_deep", f"the line is nested deeper than {MAX_DEPTH} levels")
     if error is not None:
         if "depth limit" in str(error):
-            raise too_deep
+            raise Reject("too_deep", _TOO_DEEP)
         if "surrogate" in str(error):
             raise Reject("bad_text", f"half of a surrogate pair: {error}")
         if constants is None and "infinity" not in str(error):  # the other parser names the number
             is_constant = text.startswith(("NaN", "Infinity"), error.pos)
             lacks = "; JSON has no NaN and no Infinity: write null" if is_constant else ""
             raise Reject("bad_json", f"{error}{lacks}")
-    if _deeper_than(MAX_DEPTH, line):
-        raise too_deep
     try:
         return json.loads(
             text,
@@ -382,25 +378,16 @@ def _parse_carefully(
     except json.JSONDecodeError as bad:
         raise Reject("bad_json", str(bad)) from None
     except RecursionError:
-        raise too_deep from None
+        raise Reject("too_deep", _TOO_DEEP) from None
 
 
 def dumped(value: Any, sort: bool = False) -> bytes:
     """The JSON of a value; with sorted keys, equal values give equal bytes."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)
-    except TypeError:  # integers beyond 64 bits, half of a surrogate pair, or nested deeper than orjson writes
+    except TypeError:  # integers beyond 64 bits, or half of a surrogate pair
         text = json.dumps(value, ensure_ascii=False, sort_keys=sort, separators=(",", ":"))
         return text.encode("utf-8", "backslashreplace")
-
-
-def _deeper_than(levels: int, line: bytes) -> bool:
-    if line.count(b"[") + line.count(b"{") <= levels:
-        return False
-    view = np.frombuffer(_STRING.sub(b"", line), np.uint8)
-    opened = (view == ord("[")) | (view == ord("{"))
-    closed = (view == ord("]")) | (view == ord("}"))
-    return bool(np.cumsum(opened.astype(np.int64) - closed).max(initial=0) > levels)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
