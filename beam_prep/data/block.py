@@ -35,7 +35,7 @@ REJECTED: dict[Reason, str] = {
     "bad_number": "has a number beyond a double, or one that its column's dtype does not hold",
     "bad_text": "has half of a surrogate pair (`\\ud800` alone) in a text or a key, which no tokenizer takes",
     "line_too_long": "is longer than `--max_line_bytes`; at most 64 KB of it are read for `text`",
-    "too_deep": "is nested deeper than 512 levels",
+    "too_deep": "is nested deeper than 254 levels",
     "no_split_key": "has no `output.split_key`, which decides its split",
     "no_key": "has none of the fields that deduplication compares",
     "not_an_object": "is JSON, but not an object",
