@@ -260,9 +260,8 @@ def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORD
     return _marks(values, (None if good is None else not good for good in said))
 
 
-def _feedback(values: _Values) -> _Seen | None:
-    # Under other names (`label`), these two words are sentiments.
-    return _good(values, _GOOD_WORDS | {"positive"}, _BAD_WORDS | {"negative"})
+# Under other names (`label`), these two words are sentiments.
+_feedback = functools.partial(_good, yes=_GOOD_WORDS | {"positive"}, no=_BAD_WORDS | {"negative"})
 
 
 def _bad(values: _Values) -> _Seen | None:
@@ -295,13 +294,10 @@ def _ratings(values: _Values, may_count: bool = False) -> _Seen | None:
     return _Seen(means, [bool(end) and number <= end / 4 for number in numbers])
 
 
+_scores = functools.partial(_ratings, may_count=True)
 _ENDS = (1, 2, 3, 5, 7, 10, 100)
 """Ends of scales. Up to a quarter of the scale is certainly bad. An open scale has no such border."""
 _GRADE = re.compile("[A-Fa-f][+-]?")
-
-
-def _scores(values: _Values) -> _Seen | None:
-    return _ratings(values, may_count=True)
 
 
 def _weights(values: _Values) -> _Seen | None:
