@@ -1,6 +1,5 @@
 """Records that hold ids already: tokenised rows, and rollouts with log probabilities, rewards and other values."""
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -253,14 +252,10 @@ def exact_double(number: Any, where: str) -> float:
     """
     if type(number) not in (int, float):
         raise Reject("wrong_type", f"field '{where}' is {describe(number)}, wanted a number")
-    try:
-        double = float(number)
-    except OverflowError:
-        double = math.inf
-    if not math.isfinite(double) or double != number:
+    if not abs(number) <= sys.float_info.max or float(number) != number:  # also for NaN
         wanted = "wanted a finite number that a double holds exactly"
         raise Reject("bad_number", f"field '{where}' is {describe(number)}, {wanted}")
-    return double
+    return float(number)
 
 
 def _text(value: Any, where: str) -> Array:
