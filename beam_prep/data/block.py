@@ -1,7 +1,7 @@
 """A block: the records of one split of the input, and its ledger: the outcome of every line, with its reason.
 
-`python -m tools.config_page` writes the tables of reasons into docs/formats.md; a test compares them with the code. A
-user's filter or map may give any other reason.
+`tools/config_page.py` says what each reason to reject means, and writes the tables of reasons into docs/formats.md; a
+test compares them with the code. A user's filter or map may give any other reason.
 """
 
 import functools
@@ -25,57 +25,7 @@ AnyPaths = Sequence[AnyPath] | AnyPath
 """One path or glob, or several."""
 
 Reason = str
-"""A key of `REJECTED`; or, of a filter or map of a user, anything."""
-
-REJECTED: dict[Reason, str] = {
-    "bad_json": "is not JSON",
-    "invalid_utf8": "is not UTF-8",
-    "duplicate_key": "has a key twice in one object",
-    "keep_fields": "has a value in a field of `output.keep_fields` that its column cannot hold",
-    "bad_number": "has a number beyond a double, or one that its column's dtype does not hold",
-    "bad_text": "has half of a surrogate pair (`\\ud800` alone) in a text or a key, which no tokenizer takes",
-    "line_too_long": "is longer than `--max_line_bytes`; at most 64 KB of it are read for `text`",
-    "too_deep": "is nested deeper than 254 levels",
-    "no_split_key": "has no `output.split_key`, which decides its split",
-    "no_key": "has none of the fields that deduplication compares",
-    "not_an_object": "is JSON, but not an object",
-    "not_json": "has a value that JSON lacks (bytes, NaN), in a collection, or in a table's field that the run reads",
-    "wrong_type": "has a field of the wrong type, for instance a number where a text is wanted",
-    "bad_message": "has a message without a role",
-    "bad_weight": "has a weight that is not 0 or 1, or contradicts `train`; with `loss_weights`: beyond 1e-12 to 1e12",
-    "unsupported_part": "has a content part of a type that is not known",
-    "not_text": "has an image, a sound, a video or a file",
-    "bad_tools": "has `tools` or `functions` that a template cannot take",
-    "bad_kwargs": "has `chat_template_kwargs` that a template cannot take",
-    "template_error": "has a message that the chat template refuses, or fails on",
-    "not_rendered": "has a content or a call that the chat template does not write",
-    "bad_arguments": "has a call whose arguments are a string but no JSON object, and the template takes objects",
-    "template_limit": "makes the chat template exceed the limits of a rendering",
-    "control_token": 'has the text of a control token in a text, and `control_tokens` is `"reject"`; or of FIM',
-    "turn_begin": "has a message to train whose begin is not certain",
-    "turn_end": "has a message to train whose end is not certain",
-    "turn_apart": "has a message to train that the template does not write in one piece",
-    "turn_unplaced": "has a message to train whose place in the rendering is not known",
-    "last_not_assistant": "ends with another role than the assistant's",
-    "no_prompt": "has no message before the answer",
-    "no_answer": "has nothing after the prompt",
-    "missing_source": "lacks one of several outputs (`chosen` without `rejected`), or a field of its rollouts",
-    "equal_sides": "has equal sides, or the same tokens for chosen and rejected",
-    "prompt_differs": "has a side that neither begins with the prompt nor holds an answer alone",
-    "not_prompt_first": "has a token after the first trained one that is not trained (`prompt_completion`)",
-    "count_mismatch": "has lists of different lengths (4 responses, 3 rewards; 9 ids, 8 log probabilities)",
-    "unknown_role": "has a message from a sender that its adapter has no role for",
-    "missing_field": "lacks a field that its adapter needs",
-    "field_taken": "has a field that its adapter would write",
-    "no_place": "has a field for which a prompt of its adapter has no place",
-    "bad_id": "has a token id that the tokenizer does not have",
-    "padded": "is tokenised already, and padded",
-    "packed": "is tokenised already, and packed",
-    "labels_differ": "is tokenised already, with labels that are not its ids",
-    "too_short_to_shift": "has fewer than 2 tokens, and the labels are shifted",
-    "rows_without_loss": 'has nothing to train on, and `rows_without_loss` is `"reject"`',
-}
-"""Reason -> what is wrong with the record."""
+"""Why a record is rejected: a word of docs/formats.md; or, of a filter or map of a user, anything."""
 
 DROPPED = {
     "empty": "has nothing left to encode",
@@ -429,7 +379,7 @@ class Block:
 
 
 class Reject(Exception):
-    """Raised by a step for a record that cannot be used. It does not end the run. Reasons: `reasons.REJECTED`."""
+    """Raised by a step for a record that cannot be used. It does not end the run. Reasons: docs/formats.md."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(reason, message)

@@ -2,8 +2,9 @@
 
 import ast
 
-from beam_prep.data.block import ADVICE, DROPPED, REJECTED
+from beam_prep.data.block import ADVICE, DROPPED
 from tests.conftest import ROOT
+from tools.config_page import REJECTED
 
 CODE = [
     node
