@@ -235,7 +235,7 @@ def make_plan(
         drops=_listed(seen, row_indexes, "dropped", ledger.dropped),
         marks=_listed(seen, row_indexes, "counter", {CONTAMINATED: 0}),
         first_rejected=rejects.of(first_blocks(seen, "rejected", ledger.rejected, REJECTS_SHOWN)),
-        lengths=seen.lengths,
+        lengths=(seen.lengths("length"), seen.lengths("uncut")),
         drawn=_drawn(seen, splits),
         splits=() if splits is None else splits.names,
         of_files=_of_files(seen, len(receipts.file) and int(receipts.file[-1]) + 1),
@@ -324,7 +324,7 @@ def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapp
     before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
-        row_index = row_indexes.get(block, blocks[place:])
+        row_index = row_indexes.view(block, blocks[place:]).row_index
         for drop in row_index.drops if kind == "dropped" else row_index.marks:
             if drop.line < receipts.lines[block] and left.get(drop.reason):
                 left[drop.reason] -= 1

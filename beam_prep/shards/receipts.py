@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,6 @@ STATISTICS = pa.schema(
         ("domains", pa.list_(pa.struct([("domain", _NAME), ("rows", pa.int64()), ("tokens", pa.int64())]))),
         ("counts", pa.list_(pa.struct([("what", _NAME), ("count", pa.int64())]))),
         ("columns", _NAME),
-        ("kept", pa.list_(pa.uint32())),
-        ("uncut", pa.list_(pa.uint32())),
         ("name", pa.string()),
         ("reused", pa.bool_()),
         ("file", pa.int32()),
@@ -53,14 +50,13 @@ STATISTICS = pa.schema(
         ("copies", _PATH),
     ]
 )
-"""The columns up to `uncut` are kept with a block: a function of its content and the config, without paths and times.
+"""The columns up to `columns` are kept with a block: a function of its content and the config, without paths and times.
 
 * `lines`: number of lines of the block, with blank ones.
 * `domains`: in order of first appearance.
 * `counts`: see `BlockReceipt.counts`. Its `made` describes the run that made the block: no byte of an output depends on
   it.
 * `columns`: the columns of each row, see `BlockReceipt.columns`.
-* `kept`, `uncut`: histograms of the lengths of kept rows, see `Batch.lengths`; after and before truncation.
 
 Each run adds the other columns (`shards.receipts.placed`); they are null before.
 
@@ -97,7 +93,7 @@ class BlockReceipt:
         """The statistics of a block without its place in an input.
 
         Args:
-            values: of the columns of `STATISTICS` up to `uncut`, except `columns`.
+            values: of the columns of `STATISTICS` before `columns`.
             columns: the columns of each row.
         """
         return cls({**values, "columns": json.dumps([astuple(column) for column in columns])})
@@ -111,7 +107,8 @@ class BlockReceipt:
 
     def counts(self, kind: str) -> dict[str, int]:
         """The counts of a kind: `blank`, `dropped` and `rejected` by reason; `counter` of kept rows (`truncated_rows`,
-        `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role."""
+        `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role; kept rows by the
+        class of their length (see `Batch.lengths`), `length` after and `uncut` before truncation."""
         found = ((*count_of(each["what"]), each["count"]) for each in self["counts"])
         return {what: count for of, what, count in found if of == kind}
 
@@ -142,7 +139,7 @@ def count_of(text: str) -> tuple[str, str]:
     return kind, what
 
 
-# Histograms of lengths in tokens. They are small, so every block has one, and they can be added.
+# Histograms of lengths in tokens
 
 BORDERS: tuple[int, ...] = (0, 1, *sorted(size << bits for size in (2, 3) for bits in range(30)))
 """The least length of each class: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 ... There are two classes for each power of two."""
@@ -160,9 +157,8 @@ def histogram(lengths: Array) -> Histogram:
     return tuple(np.bincount(np.searchsorted(BORDERS, lengths, side="right") - 1).tolist())
 
 
-def add(one: Sequence[int], other: Sequence[int]) -> Histogram:
-    """The histogram of the lengths of both histograms."""
-    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+def _by_class(lengths: Array) -> dict[str, int]:
+    return {str(size): count for size, count in enumerate(histogram(lengths))}
 
 
 def quantile(found: Sequence[int], share: float) -> int:
@@ -220,17 +216,11 @@ def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
     return blob
 
 
-def _unpacked(blob: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")).read_all()
-
-
 class Receipts:
     """The block statistics of a job, in input order.
 
     Args:
-        blobs: see `pack_receipts`.
-        lengths_by_block: keep the histograms of row lengths of each block, which `until` needs. They take 700 MB for
-            1.2 million blocks.
+        table: rows of `STATISTICS`.
 
     Attributes:
         names: Arrow strings [blocks], files in the token cache.
@@ -241,34 +231,14 @@ class Receipts:
         entry_domain: codes, one row a block: the domains of the block, in the block's order.
         entry_rows, entry_tokens: int64, aligned with `entry_domain`.
         rows, tokens: int64 [blocks], over all domains.
-        lengths: `kept` and `uncut` over all blocks, see `STATISTICS`.
 
     Raises:
-        EngineError: a block is missing, or is there twice: a defect of the runner. (Missing last blocks
-            of a compressed file, and a last file without any block, cannot be seen here.)
         ValueError: blocks differ in their columns.
     """
 
-    def __init__(self, blobs: Iterable[bytes], lengths_by_block: bool = True) -> None:
-        sums: dict[str, Histogram] = {"kept": (), "uncut": ()}
-        tables = [STATISTICS.empty_table()]
-        for blob in blobs:
-            table = _unpacked(blob)
-            if not lengths_by_block:
-                for name in sums:
-                    sums[name] = add(sums[name], _sum(_ragged(_values(table[name]))))
-                # Columns of a blob share one buffer, so only a copy without them takes less memory.
-                table = table.drop_columns([*sums]).take(np.arange(len(table)))
-            tables.append(table)
-        table = pa.concat_tables(tables, promote_options="default").combine_chunks()
-        tables.clear()
-        table = table.take(pc.sort_indices(table, [("file", "ascending"), ("start", "ascending")])).combine_chunks()
-        self._read(table, None if lengths_by_block else (sums["kept"], sums["uncut"]))
-        self._check()
-
-    def _read(self, table: pa.Table, lengths: tuple[Histogram, Histogram] | None = None) -> None:
-        self._table = table
-        found = {name: _values(table[name]) for name in STATISTICS.names}
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table.combine_chunks()
+        found = {name: _values(self._table[name]) for name in STATISTICS.names}
         self.names: pa.StringArray = found["name"]
         self.file, self.start, self.size, self.first_byte, self.lines = (
             found[name].to_numpy().astype(np.int64, copy=False)
@@ -289,7 +259,20 @@ class Receipts:
         self.rows, self.tokens = self.entry_rows.sums(), self.entry_tokens.sums()
         self._counted, self._counts = (_ragged(found["counts"], name) for name in ("what", "count"))
         self._keys = [count_of(what) for what in found["counts"].values.field("what").dictionary.to_pylist()]
-        self.lengths = lengths or (_sum(_ragged(found["kept"])), _sum(_ragged(found["uncut"])))
+
+    @classmethod
+    def of(cls, blobs: Iterable[bytes]) -> "Receipts":
+        """The statistics of all blocks, from `pack_receipts`.
+
+        Raises:
+            EngineError: a block is missing, or is there twice: a defect of the runner. (Missing last blocks of a
+                compressed file, and a last file without any block, cannot be seen here.)
+        """
+        read = (pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")) for blob in blobs)
+        tables = (STATISTICS.empty_table(), *(stream.read_all() for stream in read))
+        found = cls(pa.concat_tables(tables).combine_chunks().sort_by([("file", "ascending"), ("start", "ascending")]))
+        found._check()
+        return found
 
     def block(self, block: int) -> BlockReceipt:
         """The statistics of one block."""
@@ -297,10 +280,8 @@ class Receipts:
 
     def until(self, block: int, last: BlockReceipt) -> "Receipts":
         """The statistics of an input that ends within `block`; `last`: the statistics of its lines that are read."""
-        found = copy.copy(self)
         ends = pa.Table.from_pylist([last.values], schema=STATISTICS)
-        found._read(pa.concat_tables([self._table.slice(0, block), ends]).combine_chunks())
-        return found
+        return Receipts(pa.concat_tables([self._table.slice(0, block), ends]))
 
     @property
     def distinct(self) -> bool:
@@ -360,15 +341,15 @@ class Receipts:
         sums = np.bincount(self._counted.flat, self._counts.flat, len(self._keys))
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
 
+    def lengths(self, kind: str) -> Histogram:
+        """The histogram of the lengths of kept rows: `length` or `uncut`, see `BlockReceipt.counts`."""
+        found = {int(size): count for size, count in self.counts(kind).items()}
+        return tuple(found.get(size, 0) for size in range(max(found, default=-1) + 1))
+
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: the count of a kind in each block; `of`: only these names."""
         wanted = np.array([found == kind and (of is None or what in of) for found, what in self._keys], bool)
         return self._counts.sums(np.where(wanted[self._counted.flat], self._counts.flat, 0))
-
-
-def _sum(histograms: Ragged) -> Histogram:
-    classes = np.arange(len(histograms.flat)) - np.repeat(histograms.offsets[:-1], histograms.lengths)
-    return tuple(np.bincount(classes, histograms.flat).astype(np.int64).tolist())
 
 
 def _texts(paths: pa.DictionaryArray) -> list[str]:
@@ -381,10 +362,9 @@ def _values(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-def _ragged(rows: pa.ListArray, field: str = "") -> Ragged:
-    """Lists of numbers as `Ragged`; with `field`, that field of lists of structs. A dictionary becomes its codes."""
-    flat = rows.flatten()
-    values = flat.field(field) if field else flat
+def _ragged(rows: pa.ListArray, field: str) -> Ragged:
+    """A field of lists of structs as `Ragged`. A dictionary becomes its codes."""
+    values = rows.flatten().field(field)
     if pa.types.is_dictionary(values.type):
         values = values.indices
     return Ragged.from_lengths(values.to_numpy(), rows.value_lengths().to_numpy())
@@ -454,6 +434,8 @@ class RowIndex:
             "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
             "made": made,
             **{kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)},
+            "length": _by_class(self.length),
+            "uncut": _by_class(self.length + self.counters.get(CUT_TOKENS, 0)),
         }
         rows = np.bincount(self.domain, minlength=len(domains))
         tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
@@ -462,8 +444,6 @@ class RowIndex:
             "lines": len(self.status),
             "domains": [dict(zip(("domain", "rows", "tokens"), each, strict=True)) for each in of_domains],
             "counts": counts_list(counts),
-            "kept": histogram(self.length),
-            "uncut": histogram(self.length + self.counters.get(CUT_TOKENS, 0)),
         }
 
 
@@ -527,15 +507,8 @@ class RowIndexes:
     ) -> None:
         self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._found
-
-    def get(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
-        """A block's row index. A fetch also brings the blocks `ahead`, up to `most_rows`."""
-        return self.view(block, ahead).row_index
-
     def view(self, block: int, ahead: Sequence[int] = ()) -> View:
-        """The view of a block; for `ahead` see `get`."""
+        """The view of a block. A fetch also brings the blocks `ahead`, up to `most_rows`."""
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))
             sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])

@@ -1,6 +1,7 @@
 """Slices: which rows of which blocks make each shard, and which rejects make each file of rejects."""
 
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import FILE
 from beam_prep.shards.compose import Splits, domain_of, split_name
 from beam_prep.shards.domains import folders, part_of
@@ -17,14 +18,10 @@ from beam_prep.shards.receipts import Receipts, RowIndexes
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """A place between two records: after the first `rows` kept rows of block `block`.
-
-    `cut` is the number of these rows in each domain of the block.
-    """
+    """A place between two records in a block, after the first `cut` rows of each domain of the block."""
 
     block: int
-    rows: int
-    cut: tuple[int, ...]
+    cut: tuple[int, ...] = ()
 
 
 def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | None) -> Receipts:
@@ -35,7 +32,7 @@ def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | No
     block = int(np.searchsorted(kept, max_items))
     rows, last = max_items - int(kept[block] - receipts.rows[block]), receipts.block(block)
     names = [domain for domain, _, _ in last.domains]
-    values = row_indexes.get(block).head(rows).statistics(names, last.counts("made"))
+    values = row_indexes.view(block).row_index.head(rows).statistics(names, last.counts("made"))
     return receipts.until(block, last.updated(**values))
 
 
@@ -49,14 +46,13 @@ def shard_borders(
     flushed = 0
     while (block := int(np.searchsorted(ends, flushed + max_tokens))) < len(receipts):
         goal = flushed + max_tokens
-        ahead = [] if block in row_indexes else _later(receipts, ends, goal, max_tokens, over)
-        row_index = row_indexes.get(block, ahead)
+        row_index = row_indexes.view(block, _later(receipts, ends, goal, max_tokens, over)).row_index
         here = row_index.domain % splits == split
         until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
         rows = int(np.searchsorted(until, goal)) + 1
         domain = row_index.domain[here][:rows] // splits
         cut = np.bincount(domain, minlength=len(receipts.entry_domain[block]))
-        borders.append(Border(block, rows, tuple(cut.tolist())))
+        borders.append(Border(block, tuple(cut.tolist())))
         flushed = int(until[rows - 1])
         over.append(flushed - goal)
     return borders
@@ -190,29 +186,34 @@ class Shards:
     def __init__(
         self, receipts: Receipts, borders: Sequence[Border], splits: Splits | None = None, split: int = 0
     ) -> None:
-        flush, domain, *slices = _slices(receipts, borders)
-        # The n-th slice belongs to the shard of this flush and domain.
-        domains = max(1, len(receipts.domains))
-        shard = flush * domains + domain
-        order = np.argsort(shard, kind="stable")
-        found, lengths = np.unique(shard, return_counts=True)
-        self._receipts, self._places, self._splits, self._split = receipts, places_of(receipts), splits, split
-        self._first = offsets_of(lengths)
-        self._slices = [column[order].astype(np.int32) for column in slices]
-        self.parts = [receipts.domains[code] for code in (found % domains).tolist()]
+        self._receipts, self._borders, self._splits, self._split = receipts, borders, splits, split
+        self._places = places_of(receipts)
+        self.parts = [receipts.domains[code] for flush in self._flushes() for code in sorted(flush)]
 
     def __iter__(self) -> Iterator[ShardPlan]:
-        for index, plan in enumerate(numbered(self.parts, self._splits)):
-            yield replace(plan, slices=self._slices_of(index))
+        found = (flush[code] for flush in self._flushes() for code in sorted(flush))
+        for plan, pieces in zip(numbered(self.parts, self._splits), found, strict=True):
+            yield replace(plan, slices=tuple(itertools.starmap(self._slice, pieces)))
 
-    def _slices_of(self, index: int) -> tuple[Slice, ...]:
-        block, place, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
-        if self._splits is not None:
-            place = place * len(self._splits.names) + self._split
-        columns = (place, *rest, *(column[block] for column in self._places))
-        names = self._receipts.names.take(pa.array(block)).to_pylist()
-        copies = [self._receipts.copies(each) for each in block.tolist()]
-        return tuple(map(Slice, names, *(column.tolist() for column in columns), copies))
+    def _flushes(self) -> Iterator[dict[int, list[tuple[int, int, int, int]]]]:
+        """For each flush: domain -> its rows, as (block, place of the domain in the block, start, stop)."""
+        receipts = self._receipts
+        for first, last in itertools.pairwise([Border(0), *self._borders, Border(len(receipts))]):
+            found = defaultdict(list)
+            for block in range(first.block, min(last.block + 1, len(receipts))):
+                codes, stops = receipts.entry_domain[block].tolist(), receipts.entry_rows[block].tolist()
+                starts = first.cut if block == first.block and first.cut else (0,) * len(codes)
+                stops = last.cut if block == last.block else stops
+                for place, (code, start, stop) in enumerate(zip(codes, starts, stops, strict=True)):
+                    if start < stop:
+                        found[code].append((block, place, start, stop))
+            yield found
+
+    def _slice(self, block: int, place: int, start: int, stop: int) -> Slice:
+        domain = place if self._splits is None else place * len(self._splits.names) + self._split
+        file, first_byte = (int(column[block]) for column in self._places)
+        name = self._receipts.names[block].as_py()
+        return Slice(name, domain, start, stop, file, first_byte, self._receipts.copies(block))
 
 
 def numbered(parts: Sequence[str], splits: Splits | None) -> Iterator[ShardPlan]:
@@ -235,29 +236,6 @@ def places_of(receipts: Receipts) -> tuple[Array, Array]:
     if any(column.role == FILE.role for column in receipts.columns):
         return receipts.file, receipts.first_byte
     return np.zeros_like(receipts.file), np.zeros_like(receipts.first_byte)
-
-
-def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
-    """int64 [slices] each: flush, domain, block, place of the domain in the block, start, stop; in input order."""
-    cuts = Ragged.from_lists([border.cut for border in borders], np.int64)
-    # If n flushes end in a block, each of its domains is cut into n + 1 pieces.
-    domains = receipts.entry_domain.lengths
-    ending = np.bincount(np.array([border.block for border in borders], np.int64), minlength=len(receipts))
-    pieces = np.repeat(ending + 1, domains)
-    first = np.repeat(np.cumsum(ending) - ending, domains)  # the flush of the first piece
-    entry = np.repeat(np.arange(len(pieces)), pieces)
-    piece = np.arange(len(entry)) - offsets_of(pieces)[entry]
-    flush = first[entry] + piece
-    block = np.repeat(np.arange(len(receipts)), domains)[entry]
-    place = entry - receipts.entry_domain.offsets[block]
-    start, stop = np.zeros(len(entry), np.int64), receipts.entry_rows.flat[entry]
-    cut = np.flatnonzero(piece > 0)
-    start[cut] = cuts.flat[cuts.offsets[flush[cut] - 1] + place[cut]]
-    cut = np.flatnonzero(piece + 1 < pieces[entry])
-    stop[cut] = cuts.flat[cuts.offsets[flush[cut]] + place[cut]]
-    kept = start < stop
-    columns = (flush, receipts.entry_domain.flat[entry], block, place, start, stop)
-    return tuple(column[kept] for column in columns)
 
 
 def first_lines(receipts: Receipts) -> Array:

@@ -193,7 +193,7 @@ def plan_output(
     token_cache, scratch, compose = arranger.token_cache, arranger.scratch, arranger.compose
     report(progress, plans=1)
     blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
-    receipts = Receipts(blobs, lengths_by_block=max_items is not None)
+    receipts = Receipts.of(blobs)
     plan = make_plan(receipts, token_cache.row_indexes, max_tokens, max_items, compose, scratch.copies)
     plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, token_cache))
     if publisher.max_reject_chars:

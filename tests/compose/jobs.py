@@ -181,7 +181,7 @@ def made(blocks: Blocks, job: Job, sizes: RunSizes | None = None, buckets: int =
     arranger = Arranger(blocks.token_cache, blocks.scratch, compose)
     found = viewed(blocks, compose)
     parts = [found[first :: blocks.packed][::-1] for first in range(blocks.packed)]
-    receipts = Receipts([pack_receipts(part) for part in parts], lengths_by_block=job.max_items is not None)
+    receipts = Receipts.of([pack_receipts(part) for part in parts])
     fetch, copies = blocks.token_cache.row_indexes, blocks.scratch.copies
     plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies)
     shards = list(plan.shards)

@@ -33,8 +33,7 @@ def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetch
             fetched.append(names)
         return blocks.token_cache.row_indexes(names)
 
-    receipts = Receipts([pack_receipts(blocks.receipts[::-1])], lengths_by_block=max_items is not None)
-    plan = make_plan(receipts, fetch, max_tokens, max_items)
+    plan = make_plan(Receipts.of([pack_receipts(blocks.receipts[::-1])]), fetch, max_tokens, max_items)
     return dataclasses.replace(plan, shards=[*plan.shards], rejects=[*plan.rejects])
 
 
@@ -187,7 +186,7 @@ def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(
 
 
 def test_a_job_without_blocks_has_an_empty_plan() -> None:
-    plan = make_plan(Receipts([]), lambda names: [], 10, max_items=5)
+    plan = make_plan(Receipts.of([]), lambda names: [], 10, max_items=5)
     assert (list(plan.shards), list(plan.rejects), plan.inputs, plan.columns, plan.domains) == ([], [], [], (), {})
     assert (plan.ledger.lines, plan.blocks) == (0, 0)
 

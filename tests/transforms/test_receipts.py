@@ -12,7 +12,7 @@ def receipt(number: int, count: int) -> BlockReceipt:
     origin = Origin(0, InputFile("in.jsonl", 10 * count, 0.0), 10 * number, 0, 10, (Node(number, 0, bytes(32)),), "")
     counts = {"blank": {"": 1}, "rejected": {"bad_json": 1}, "counter": {"doubles": number}}
     domains = [{"domain": name, "rows": 2, "tokens": 25} for name in ("web", f"part {number}")]
-    values = {"lines": 6 + number, "counts": counts_list(counts), "domains": domains, "kept": (), "uncut": ()}
+    values = {"lines": 6 + number, "counts": counts_list(counts), "domains": domains}
     block = BlockReceipt.of(values, (Column("sequence", "int32", 1, "ids"),))
     return placed(block, origin, f"block-{number}", False, {"encoded_by_gigatoken": 4})
 
