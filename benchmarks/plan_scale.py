@@ -49,7 +49,7 @@ from beam_prep.data.block import InputFile, Ledger, Origin, Split
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, encode_block, read_rejects, read_row_index
+from beam_prep.formats.cached_block import ROW_INDEX, encode_block, read_rejects, read_row_index
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.shards.compose import Compose, DomainMix, Splits, view_receipt
 from beam_prep.shards.plan import Plan
@@ -76,8 +76,8 @@ KINDS = 8
 
 
 @functools.cache
-def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
-    """(receipt, small files by ending) of a block of 8 MB. Lengths are log-normal; one block in three has rejects."""
+def block(family: int, kind: int) -> tuple[BlockReceipt, bytes]:
+    """(receipt, row index) of a block of 8 MB. Lengths are log-normal; one block in three has rejects."""
     mean, domains = FAMILIES[family]
     rng = np.random.default_rng([SEED, family, kind])
     rows = int(BLOCK_BYTES / 4.2 / mean * rng.uniform(0.9, 1.1))
@@ -98,7 +98,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
     ledger.digests["split"] = rng.integers(0, 2**63, len(starts)).astype(np.uint64)
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
     receipt, files = encode_block(batch, batch.tokens, 0, "simulated")
-    return receipt, {ending: b"".join(files[ending]) for ending in (ROW_INDEX, REJECTS) if ending in files}
+    return receipt, b"".join(files[ROW_INDEX])
 
 
 COMPOSE = Compose(
@@ -111,8 +111,8 @@ COMPOSE = Compose(
 @functools.cache
 def viewed(family: int, kind: int) -> BlockReceipt:
     """The receipt of a block's view with `COMPOSE`."""
-    receipt, files = block(family, kind)
-    row_index = read_row_index(pa.BufferReader(files[ROW_INDEX]), "simulated")
+    receipt, index = block(family, kind)
+    row_index = read_row_index(pa.BufferReader(index), "simulated")
     return view_receipt(receipt, row_index, Copies(), "", COMPOSE.splits)
 
 
@@ -165,7 +165,7 @@ class SimulatedTokenCache(TokenCache):
 
     def _row_index(self, name: str) -> RowIndex:
         time.sleep(self.delay)
-        return read_row_index(self._small(name, ROW_INDEX), "simulated")
+        return read_row_index(self._small(name), "simulated")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         return self.pick(name, domain, np.arange(start, stop))
@@ -177,11 +177,10 @@ class SimulatedTokenCache(TokenCache):
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         time.sleep(self.delay)
-        return read_rejects(self._small(name, REJECTS), "simulated")
+        return read_rejects(self._small(name), "simulated")
 
-    def _small(self, name: str, ending: str) -> pa.NativeFile:
-        _, files = block(*bytes.fromhex(name[3:7]))
-        return pa.BufferReader(files[ending])
+    def _small(self, name: str) -> pa.NativeFile:
+        return pa.BufferReader(block(*bytes.fromhex(name[3:7]))[1])
 
 
 CACHE = TokenCache("gs://bucket/token_cache", "0123456789abcdef")

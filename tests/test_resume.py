@@ -17,7 +17,7 @@ from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, FormatError, OutputError, RunError, TokenCacheError
 from beam_prep.formats import cached_block as files
-from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
+from beam_prep.formats.cached_block import ROW_INDEX, ROWS
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.shards.receipts import BlockReceipt
 from beam_prep.storage import stores
@@ -137,14 +137,6 @@ def test_blocks_of_a_failed_launch_go_although_the_next_has_a_cache(jobs: Jobs) 
     jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
     assert not cached(beside)
     assert cached(Path(jobs.cache_dir))
-
-
-def test_a_block_without_rejects_needs_no_file_of_them(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", b"".join(line for line in chat(70).splitlines(True) if line.endswith(b"}\n")))
-    for output in ("one", "two"):
-        jobs.run("a.jsonl", output=output, cache_dir=jobs.cache_dir)
-    assert list(Path(jobs.cache_dir).rglob("*" + REJECTS)) == []
-    assert jobs.told("two") == (len(cached(Path(jobs.cache_dir))),) * 2
 
 
 def test_of_a_file_that_grew_only_the_end_is_new(jobs: Jobs) -> None:
@@ -280,7 +272,7 @@ def test_folders_of_a_run_do_not_lie_in_its_output(name: str, jobs: Jobs) -> Non
 # A bit that is wrong in a cached block
 
 
-ENDINGS = (ROWS, ROW_INDEX, REJECTS)
+ENDINGS = (ROWS, ROW_INDEX)
 LABELS = changed(output__columns="labels", output__domain_key="topic")
 
 

@@ -1,9 +1,9 @@
 """Token cache files: one tokenised block <-> bytes. They are Arrow IPC, so a slice of rows is read without a copy.
 
-A block has up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block statistics in its
-schema. `<name>.rows.arrow` (small) holds the row index: the outcome of each line, domain and tokens of each row. Only
-blocks in which a shard ends need it. `<name>.rejects.arrow` holds the rejected lines, if there are any. The file of
-rows is written last: if it exists, the others exist, too.
+A block has two files. `<name>.arrow` holds the rows, one record batch a domain, and the block statistics in its schema.
+`<name>.rows.arrow` (small) holds the row index (the outcome of each line, domain and tokens of each row), and the
+rejected lines. Only blocks in which a shard ends, and blocks with rejects, need it. The file of rows is written last:
+if it exists, the other exists, too.
 
 Each file is sealed with its name (`Sealed`): a reader checks the checksum of every part that it uses, and that
 the file belongs to this block. Reading a slice of rows checks all rows of its domain.
@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.block import of_this_run
+from beam_prep.data.block import Ledger, of_this_run
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.errors import FormatError
 from beam_prep.formats.arrow import array_of, rows_of
@@ -33,7 +33,10 @@ from beam_prep.tokens.batch import Batch, RoleCounts
 CACHE_VERSION = 22
 """Raise this with every change of the content of a token cache file: then older blocks are not used again."""
 
-ROWS, ROW_INDEX, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
+ROWS, ROW_INDEX = ".arrow", ".rows.arrow"
+
+_REJECTS = "rejects"
+"""The column of the row index that holds the rejected lines."""
 
 # Sealed files: content in parts, then a checksum of each part. A reader checks each part before it uses it.
 #
@@ -160,12 +163,8 @@ def encode_block(
     )
     made = {name: count for name, count in batch.made.items() if not of_this_run(name)}
     receipt = BlockReceipt.of(row_index.statistics(names, made), tuple(batch.schema.values()))
-    files: dict[str, tuple[Data, bytes]] = {}
-    if receipt.counts("rejected"):
-        files[REJECTS] = _rejects(batch, text_limit, name)
-    files[ROW_INDEX] = _row_index(batch, domain, tokens, roles, text_limit, name)
-    files[ROWS] = _rows(batch, domain, receipt, name)
-    return receipt, files
+    index = _row_index(batch, domain, tokens, roles, text_limit, name)
+    return receipt, {ROW_INDEX: index, ROWS: _rows(batch, domain, receipt, name)}
 
 
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
@@ -221,7 +220,8 @@ def _row_index(
     columns |= {f"digest:{name}": found[batch.line].ravel() for name, found in batch.ledger.digests.items()}
     columns |= {"length": _narrow(batch.lengths), "offset": _narrow(batch.ledger.offsets(batch.line))}
     # The columns have different lengths, so each is stored as one list, in a single row.
-    written = pa.record_batch({name: pa.array([values]) for name, values in columns.items()})
+    lists = {**columns, _REJECTS: _rejects(batch.ledger, text_limit)}
+    written = pa.record_batch({name: pa.array([values]) for name, values in lists.items()})
     facts = {
         "outcomes": batch.ledger.outcomes,
         "roles": roles.names,
@@ -236,19 +236,18 @@ def _narrow(counts: Array) -> Array:
     return counts.astype(np.min_scalar_type(counts.max(initial=0)))
 
 
-def _rejects(batch: Batch, text_limit: int, block: str) -> tuple[Data, bytes]:
-    ledger = batch.ledger
+def _rejects(ledger: Ledger, text_limit: int) -> list[dict[str, Any]]:
     lines = sorted(ledger.messages)
-    reasons = [ledger.outcomes[ledger.status[line] - 1][1] for line in lines]
-    columns = {
-        "line": pa.array(lines, pa.int32()),
-        "offset": pa.array(ledger.offsets(lines), pa.int64()),
-        "reason": pa.array(reasons, pa.string()),
-        "message": pa.array([ledger.messages[line] if text_limit else None for line in lines], pa.string()),
-        "text": pa.array([ledger.text(line, text_limit) if text_limit else None for line in lines], pa.string()),
-    }
-    written = pa.record_batch(columns)
-    return seal_batches([written], written.schema, {}, block + REJECTS, "zstd")
+    return [
+        {
+            "line": line,
+            "offset": offset,
+            "reason": ledger.outcomes[ledger.status[line] - 1][1],
+            "message": ledger.messages[line] if text_limit else None,
+            "text": ledger.text(line, text_limit) if text_limit else None,
+        }
+        for line, offset in zip(lines, ledger.offsets(lines).tolist(), strict=True)
+    ]
 
 
 def check_whole(source: pa.NativeFile, name: str, ending: str) -> pa.NativeFile:
@@ -318,7 +317,7 @@ def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
     """
     sealed = Sealed(source, name + ROW_INDEX)
     batch = sealed.batch(0)
-    found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
+    found = {name: batch.column(name).values.to_numpy() for name in batch.schema.names if name != _REJECTS}
 
     def prefixed(prefix: str) -> dict[str, Array]:
         return {name.removeprefix(prefix): found.pop(name) for name in list(found) if name.startswith(prefix)}
@@ -344,5 +343,5 @@ def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:
     Raises:
         FormatError: the file is cut or damaged, or belongs to another block.
     """
-    rows: list[dict[str, Any]] = Sealed(source, name + REJECTS).batch(0).to_pylist()
+    rows: list[dict[str, Any]] = Sealed(source, name + ROW_INDEX).batch(0).column(_REJECTS)[0].as_py()
     return rows

@@ -17,7 +17,7 @@ from beam_prep.data.block import Origin
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import ConfigError, FormatError, TokenCacheError
 from beam_prep.formats import cached_block
-from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
+from beam_prep.formats.cached_block import ROW_INDEX, ROWS
 from beam_prep.hints import counted
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.storage import stores
@@ -85,8 +85,7 @@ class TokenCache:
             return None
         try:
             receipt = cached_block.read_receipt(cached_block.check_whole(rows, name, ROWS), name)
-            for ending in (ROW_INDEX, REJECTS) if receipt.counts("rejected") else (ROW_INDEX,):
-                cached_block.check_whole(read_file(self._path(name, ending)), name, ending)
+            cached_block.check_whole(read_file(self._path(name, ROW_INDEX)), name, ROW_INDEX)
         except (FormatError, OSError) as error:
             raise TokenCacheError(str(error)) from None
         return receipt
@@ -142,7 +141,7 @@ class TokenCache:
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         with self._expected_block(name):
-            return cached_block.read_rejects(read_file(self._path(name, REJECTS)), name)
+            return cached_block.read_rejects(read_file(self._path(name, ROW_INDEX)), name)
 
     def row_indexes(self, names: Sequence[str]) -> list[RowIndex]:
         """The row indexes of several blocks, which are read at the same time."""
@@ -164,7 +163,7 @@ class TokenCache:
         try:
             yield
         except FormatError as error:
-            for ending in (ROWS, ROW_INDEX, REJECTS):  # rows first: without its rows a block is not found
+            for ending in (ROWS, ROW_INDEX):  # rows first: without its rows a block is not found
                 set_aside(self._path(name, ending))
             raise TokenCacheError(f"{error}; it is set aside (*{DAMAGED_SUFFIX}) {advice}") from None
         except FileNotFoundError:
