@@ -106,6 +106,8 @@ class Format:
 
     Attributes:
         name: the name in configs, in manifests and in `FORMATS`.
+        file_name: of a format of one file a shard: a template of the file name, with `shard` and `shards`.
+        writes, reads: the classes of its writers and readers, see `FileWriter` and `FileReader`.
         sizes_in: the unit of `ShardReader.sizes`: bytes if the number of values of a row is not known without reading.
         unknown_dtypes: dtypes that the format cannot hold. (bool may be kept as uint8.)
         strings: which strings it can hold: none, one a row, or lists of strings, as packed rows have.
@@ -115,6 +117,9 @@ class Format:
     """
 
     name: str
+    file_name = ""
+    writes: type[Any]
+    reads: type[Any]
     sizes_in: SizeUnit = "values"
     unknown_dtypes: tuple[str, ...] = ()
     strings: Literal["none", "single", "lists"] = "lists"
@@ -144,10 +149,14 @@ class Format:
         """The dtype of a column's values in its files."""
         return column.dtype
 
+    def file(self, shard: int, shards: int) -> str:
+        """The name of a shard's file."""
+        return self.file_name.format(shard=shard, shards=shards)
+
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
         """The files of a shard. None: the format does not name its files; then an unchanged shard is written again,
         not linked from the earlier output."""
-        return None
+        return {self.file(shard, shards): None} if self.file_name else None
 
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: "Sequence[ShardReceipt]"
@@ -165,40 +174,7 @@ class Format:
         return {}
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> ShardWriter:
-        """Opens shard number `shard` (from 0) of the domain's `shards` for writing. Same rows must give same bytes."""
-        raise NotImplementedError
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> ShardReader:
-        """Opens a shard of the domain in the local `folder`, as `writer` left it.
-
-        Raises:
-            FormatError: a file is missing, cut, or does not hold these columns.
-        """
-        raise NotImplementedError
-
-
-class FileFormat(Format):
-    """A format of one file a shard.
-
-    Attributes:
-        file_name: a template of the file name, with `shard` and `shards`.
-        writes, reads: the classes of its writers and readers, see `FileWriter` and `FileReader`.
-    """
-
-    file_name: str
-    writes: type[Any]
-    reads: type[Any]
-
-    def file(self, shard: int, shards: int) -> str:
-        """The name of a shard's file."""
-        return self.file_name.format(shard=shard, shards=shards)
-
-    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
-        """See `Format`."""
-        return {self.file(shard, shards): None}
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> ShardWriter:
-        """See `Format`.
+        """Opens shard number `shard` (from 0) of the domain's `shards` for writing. Same rows must give same bytes.
 
         Raises:
             ImportError: see `require`.
@@ -216,9 +192,10 @@ class FileFormat(Format):
         return writer
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> ShardReader:
-        """See `Format`.
+        """Opens a shard of the domain in the local `folder`, as `writer` left it.
 
         Raises:
+            FormatError: a file is missing, cut, or does not hold these columns.
             ImportError: see `require`.
         """
         self.require()
@@ -229,9 +206,7 @@ class FileFormat(Format):
 class FileWriter:
     """A `ShardWriter` of one file. A subclass implements `_write`, and `close` if there is more to do."""
 
-    def __init__(
-        self, format: FileFormat, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int
-    ) -> None:
+    def __init__(self, format: Format, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
         self._format: Any = format
         self._columns = tuple(columns)
         self._file = open_file(format.file(shard, shards))
@@ -257,14 +232,14 @@ class FileReader:
         FormatError: see `expected`. (A changed value shows only in the manifest's sha256.)
     """
 
-    def __init__(self, format: FileFormat, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
+    def __init__(self, format: Format, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
         self._given = format, folder, tuple(columns), shard, shards
         self._columns = tuple(columns)
-        self._path = folder / next(iter(format.files(columns, shard, shards)))
+        self._path = folder / next(iter(format.files(columns, shard, shards) or ()))
         with expected(self._path):
             self._open()
 
-    def __reduce__(self) -> tuple[Any, tuple[FileFormat, Path, tuple[Column, ...], int, int]]:
+    def __reduce__(self) -> tuple[Any, tuple[Format, Path, tuple[Column, ...], int, int]]:
         # To pickle the memory map would copy the file.
         return type(self), self._given
 
@@ -395,13 +370,6 @@ def map_file(path: Path) -> Array:
 
 class _Formats(UserDict[str, Any]):
     """Built-in formats are imported lazily."""
-
-    def __setitem__(self, name: str, format: Any) -> None:
-        if not isinstance(format, str | Format):
-            raise TypeError(
-                f"the format {name!r} is a {type(format).__name__}, wanted an object of a subclass of Format"
-            )
-        super().__setitem__(name, format)
 
     def __getitem__(self, name: str) -> Format:
         found = self.data[name]

@@ -28,7 +28,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, expected, in_temporary_folder
+from beam_prep.formats import FileReader, FileWriter, Format, Row, expected, in_temporary_folder
 from beam_prep.formats.tfrecord import decode_example, encode_examples, stored_in_example
 
 MODULE = "array_record.python.array_record_module"
@@ -45,9 +45,8 @@ class ArrayRecordWriter(FileWriter):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         with in_temporary_folder():
-            self._folder = tempfile.TemporaryDirectory(prefix="array_record-")
-            self._path = os.path.join(self._folder.name, "shard")
-            self._writer = import_module(MODULE).ArrayRecordWriter(self._path, WRITE)
+            self._made = tempfile.NamedTemporaryFile()  # noqa: SIM115  (closed in `close`)
+            self._writer = import_module(MODULE).ArrayRecordWriter(self._made.name, WRITE)
 
     def _write(self, columns: Mapping[str, Ragged]) -> None:
         with in_temporary_folder():
@@ -62,9 +61,8 @@ class ArrayRecordWriter(FileWriter):
         """
         with in_temporary_folder():
             self._writer.close()
-        with open(self._path, "rb") as source:
-            shutil.copyfileobj(source, self._file, self._format.piece)
-        self._folder.cleanup()
+        shutil.copyfileobj(self._made, self._file, self._format.piece)
+        self._made.close()
         self._file.close()
 
 
@@ -111,7 +109,7 @@ def opened_file(path: Path, version: tuple[int, int, int], process: int) -> Any:
     return reader
 
 
-class ArrayRecord(FileFormat):
+class ArrayRecord(Format):
     """The format `array_record`; see the module. A writer needs room for the shard in `TMPDIR`."""
 
     name = "array_record"

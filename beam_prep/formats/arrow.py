@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats import FileFormat, FileReader, FilesOfShard, FileWriter, Row, cast
+from beam_prep.formats import FileReader, FilesOfShard, FileWriter, Format, Row, cast
 from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt, dump
 
 STATE, INFO = "state.json", "dataset_info.json"
@@ -282,7 +282,7 @@ class ArrowReader(BatchReader):
         return self._batches[number]
 
 
-class Arrow(FileFormat):
+class Arrow(Format):
     """The format `arrow`; see the module."""
 
     name = "arrow"

@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats import FileFormat, FileReader, Row, cast, check_rows, map_file
+from beam_prep.formats import FileReader, Format, Row, cast, check_rows, map_file
 
 OFFSETS, LISTS, INNER = "offsets", "list_offsets", "inner_offsets"
 """Offsets of rows, in values. For lists of lists, also offsets of rows, in lists, and offsets of lists, in values."""
@@ -137,24 +137,18 @@ def rows_over(values: Array, column: Column, borders: Callable[[str], Array]) ->
     """A column over its values; `borders` gives the offsets of `FlatColumn.borders` by name.
 
     Raises:
-        ValueError: offsets do not rise from 0 to the end, or contradict each other.
+        TypeError, ValueError: offsets are no integers, do not rise from 0 to the end, or contradict each other.
     """
 
-    def rising(name: str, end: int) -> Array:
-        found = borders(name)
-        numbers = isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype == np.int64 and len(found) > 0
-        if not numbers or found[0] != 0 or found[-1] != end or (np.diff(found) < 0).any():
-            raise ValueError(f"column {column.name!r}: {name} do not rise from 0 to {end}")
-        return found
+    def rows(of: Array | Ragged, name: str) -> Ragged:
+        return Ragged(of, np.asarray(borders(name)).astype(np.int64, casting="safe", copy=False))
 
-    offsets = rising(OFFSETS, len(values))
     if column.levels == 1:
-        return Ragged(values, offsets)
-    lists = Ragged(values, rising(INNER, len(values)))
-    rows = Ragged(lists, rising(LISTS, len(lists)))
-    if not np.array_equal(lists.offsets[rows.offsets], offsets):
+        return rows(values, OFFSETS)
+    found = rows(rows(values, INNER), LISTS)
+    if not np.array_equal(found.flat_offsets, rows(values, OFFSETS).offsets):
         raise ValueError(f"column {column.name!r}: {LISTS} and {INNER} give other rows than {OFFSETS}")
-    return rows
+    return found
 
 
 def mapped(path: Path, dtype: str, size: int) -> Array:
@@ -171,7 +165,7 @@ def mapped(path: Path, dtype: str, size: int) -> Array:
     return data.view(stored)
 
 
-class FlatFormat(FileFormat):
+class FlatFormat(Format):
     """A format of little-endian values, one row after the other, without a header; bool is one byte, 0 or 1.
 
     A subclass names the files, and writes and reads the offsets of rows.

@@ -97,20 +97,15 @@ def _open_column(data: Array, file: Any, column: Column) -> Ragged:
 
 def _values(data: Array, file: Any, name: str, dtype: str) -> Array:
     """The values of a dataset with this dtype and one dimension."""
-    dataset = file.get(name)
-    found, shape = getattr(dataset, "dtype", None), getattr(dataset, "shape", None)
-    if found != np.dtype(dtype) or shape is None or len(shape) != 1:
-        raise ValueError(f"{name}: found dtype {found}, shape {shape}, wanted a list of {dtype}")
-    stored = np.dtype(dtype).newbyteorder("<")
+    dataset, stored = file[name], np.dtype(dtype).newbyteorder("<")
+    if getattr(dataset, "dtype", None) != stored or dataset.ndim != 1:
+        raise ValueError(f"{name}: found {dataset}, wanted a list of {dtype}")
     if dataset.size == 0:
         return np.zeros(0, stored)
     offset = dataset.id.get_offset()
     if offset is None:
         raise ValueError(f"{name}: its values do not lie in one piece: another program stored them")
-    values = data[offset : offset + dataset.size * stored.itemsize].view(stored)
-    if len(values) != dataset.size:
-        raise ValueError(f"{name}: found {len(values)} values, wanted {dataset.size}")
-    return values
+    return data[offset : offset + dataset.size * stored.itemsize].view(stored)
 
 
 class HDF5(FlatFormat):

@@ -33,7 +33,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, cast, in_temporary_folder, map_file
+from beam_prep.formats import FileReader, FileWriter, Format, Row, cast, in_temporary_folder, map_file
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
 from beam_prep.shards.domains import part_of
 
@@ -43,7 +43,6 @@ _NAME = "shard.{shard:05d}.mds"
 _U4 = np.dtype("<u4")
 _WIDTHS: dict[bytes, np.dtype[Any]] = {b"\x04": np.dtype("<u1"), b"\x05": np.dtype("<u2"), b"\x06": _U4}
 """First byte of an array of one dimension -> the dtype of its length."""
-_COPY_BYTES = 1 << 20
 
 
 def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
@@ -138,7 +137,7 @@ class MDSWriter(FileWriter):
         self._file.write(np.concatenate([[rows], offsets]).astype(_U4).tobytes() + self._description)
         with in_temporary_folder():
             self._rows.seek(0)  # also writes what the file buffers
-        shutil.copyfileobj(self._rows, self._file, _COPY_BYTES)
+        shutil.copyfileobj(self._rows, self._file)
         self._rows.close()
         self._file.close()
 
@@ -230,7 +229,7 @@ def _decoded(data: Array, field: Column) -> Array:
     return values
 
 
-class MDS(FileFormat):
+class MDS(Format):
     """The format `mds`; see the module."""
 
     name = "mds"

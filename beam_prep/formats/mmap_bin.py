@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.formats import FilesOfShard
@@ -45,8 +43,7 @@ class Bin(FlatFormat):
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
         folder = folder / _folder(shard, shards)
-        # Lists become arrays entry by entry, so only one column's offsets are Python numbers at a time.
-        meta = json.loads((folder / META).read_bytes(), object_hook=_arrays)
+        meta = json.loads((folder / META).read_bytes())
         return {column.name: _open_column(folder, column, meta[column.name]) for column in columns}
 
 
@@ -63,10 +60,6 @@ def _meta(columns: Sequence[FlatColumn]) -> Iterator[bytes]:
         yield f"{before}{json.dumps(each.column.name)}: {json.dumps(entry)}".encode()
         before = ", "
     yield b"}" if columns else b"{}"
-
-
-def _arrays(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: np.array(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
 def _open_column(folder: Path, column: Column, entry: dict[str, Any]) -> Ragged:

@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from beam_prep.errors import FormatError
-from beam_prep.formats import FileFormat
+from beam_prep.formats import Format
 from beam_prep.formats.arrow import BatchReader, BatchWriter, check_types
 
 
@@ -108,7 +108,7 @@ class ParquetReader(BatchReader):
         return batch
 
 
-class Parquet(FileFormat):
+class Parquet(Format):
     """The format `parquet`; see the module."""
 
     name = "parquet"

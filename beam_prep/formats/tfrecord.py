@@ -36,7 +36,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from beam_prep.data.ragged import Array, Ragged, changes, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FileFormat, FileReader, FileWriter, Row, cast, map_file
+from beam_prep.formats import FileReader, FileWriter, Format, Row, cast, map_file
 from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 
 _HEAD, _FOOT = 12, 4
@@ -127,7 +127,7 @@ class TFRecordReader(FileReader):
         return np.array(starts)
 
 
-class TFRecord(FileFormat):
+class TFRecord(Format):
     """The format `tfrecord`; see the module. A reader finds the start of each record on first use."""
 
     name = "tfrecord"

@@ -36,8 +36,7 @@ def lines(text: str) -> Change:
     return lambda data: gzip.compress(text.encode())
 
 
-OFFSETS, RISE = "[0, 3, 3, 5]", "offsets do not rise from 0 to 5"
-BORDERS = "borders of documents do not rise from 0 to 3, or not by one"
+OFFSETS, RISE = "[0, 3, 3, 5]", "offsets must not fall, those of row 1 are 3 and 2"
 SEQUENCES = "do not begin where the one before ends"
 NO_ARRAY = "row 0 is damaged: 'loss_mask' is no array of one dimension, or has another length"
 MDS = "not a complete shard of these columns: "
@@ -69,8 +68,8 @@ FILES = {
         ("megatron", put(18, b"\xff" * 8), "idx has 102 bytes, wanted "),
         ("megatron", put(46, struct.pack("<q", 4)), SEQUENCES),
         ("megatron", put(42, struct.pack("<i", 3)), r"sequence\.bin has 20 bytes, wanted 24 \(6 of int32"),
-        ("megatron", put(70, struct.pack("<q", 1)), BORDERS),
-        ("megatron", put(78, struct.pack("<q", 2)), BORDERS),
+        ("megatron", put(70, struct.pack("<q", 1)), "offsets must run from 0 to 3"),
+        ("megatron", put(78, struct.pack("<q", 2)), "a row has other than one sequence"),
         ("mds", lambda data: b"", MDS + "the offsets of 0 rows do not rise"),
         ("mds", lambda data: data[:15], MDS),
         ("mds", put(4, b"\1"), MDS + "the offsets of 3 rows do not rise to the end of the file"),
@@ -100,7 +99,7 @@ def test_what_is_damaged_is_named(name: str, change: Change, message: str, tmp_p
 @pytest.mark.parametrize(
     ("name", "file", "change", "message"),
     [
-        ("bin", "meta.json", swap('"list_offsets": [0, 2]', '"list_offsets": [0, 1]'), "list_offsets"),
+        ("bin", "meta.json", swap('"list_offsets": [0, 2]', '"list_offsets": [0, 1]'), "from 0 to 2"),
         ("npy", "responses/shard_0000.csv.gz", lines("0,3,2 2\n"), "its lists do not add up"),
     ],
 )

@@ -93,9 +93,9 @@ def test_h5py_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("name", "borders", "message"),
     [
-        ("offsets/sequence", [0, 3, 3, 4], "column 'sequence': offsets do not rise from 0 to 5"),
-        ("offsets/sequence", [1, 3, 3, 5], "column 'sequence': offsets do not rise from 0 to 5"),
-        ("offsets/sequence", [0, 4, 3, 5], "column 'sequence': offsets do not rise from 0 to 5"),
+        ("offsets/sequence", [0, 3, 3, 4], "offsets must run from 0 to 5"),
+        ("offsets/sequence", [1, 3, 3, 5], "offsets must run from 0 to 5"),
+        ("offsets/sequence", [0, 4, 3, 5], "offsets must not fall"),
         ("offsets/responses", [0, 2, 3, 3], "list_offsets and inner_offsets give other rows than offsets"),
         ("offsets/loss_mask", [0, 5], r"columns of different row counts: {'sequence': 3, 'loss_mask': 1"),
     ],
@@ -119,7 +119,7 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
         file["rewards"] = np.float32(0)
     with pytest.raises(FormatError, match="sequence: its values do not lie in one piece"):
         read(tmp_path, [SEQUENCE])
-    with pytest.raises(FormatError, match=r"rewards: found dtype float32, shape \(\)"):
+    with pytest.raises(FormatError, match=r"rewards: found <HDF5 dataset .* shape \(\)"):
         read(tmp_path, [REWARDS])
     path.write_bytes(b"hello")
     with pytest.raises(FormatError, match=r"shard_0000\.h5: not a complete shard"):
