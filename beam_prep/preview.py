@@ -144,7 +144,7 @@ class SampleRows(RowSource):
     def below(self) -> list[Text]:
         """The messages of a run on the records."""
         sample = self.sample
-        said = warnings(sample.findings, sample.view) if sample.failure is None else ()
+        said = warnings(sample.found, sample.view) if sample.failure is None else ()
         text = Text("\n".join([*sample.lines(), *(f"warning: {each}" for each in said)]).translate(VISIBLE))
         text.highlight_regex(r"(?m)^(a run on these would fail|warning): .*", "bold red")
         return [text]

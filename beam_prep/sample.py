@@ -29,10 +29,10 @@ from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, rea
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.receipts import ROLE_COUNTS, BlockReceipt, RowIndex
-from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
+from beam_prep.tokens.batch import Batch, with_roles, without_roles
 from beam_prep.tokens.rows import trained_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockStep, BuildMask
@@ -429,11 +429,10 @@ class Sample:
         )
 
     @functools.cached_property
-    def findings(self) -> Findings:
-        """The findings that the report of a run on these records would show."""
-        _, tokens, _ = self.kept
-        counters, not_text = self.counts("counter"), self.counts("rejected").get("not_text", 0)
-        return Findings(self.roles, tokens, counters.get(CUT_TOKENS, 0), counters=counters, not_text=not_text)
+    def found(self) -> dict[str, Any]:
+        """What the report of a run on these records would show, see `report.Found`."""
+        counts = {"roles": self.roles, "counters": self.counts("counter"), "ledger": self.plan.ledger.as_dict()}
+        return {**counts, "totals": {"tokens": {"": self.kept[1]}}}
 
     @functools.cached_property
     def failure(self) -> str | None:
@@ -452,7 +451,7 @@ class Sample:
         for kind, reasons in self.outcomes().items():
             if reasons:
                 yield f"{kind}: {listed(reasons)}"
-        yield from lines(self.findings, self.view)
+        yield from lines(self.found, self.view)
         if self.failure is not None:
             yield f"a run on these would fail: {self.failure}"
 

@@ -18,7 +18,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import RunError
 from beam_prep.preview import preview
 from beam_prep.shards.receipts import BORDERS, histogram, quantile
-from beam_prep.shards.report import ConfigView, Findings, lines, role_warnings, warnings
+from beam_prep.shards.report import ConfigView, lines, role_warnings, warnings
 from tests.conftest import ROOT
 
 Run = Callable[..., Any]
@@ -115,7 +115,9 @@ def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
         "user": {"messages": 3, "tokens": 30, "trained": 0},
         "assistant": {"messages": 2, "tokens": 20, "trained": 15},
     }
-    assert lines(Findings(roles, 60, 0), ConfigView(mask={"assistant": "train"})) == [
+    assert lines(
+        {"roles": roles, "counters": {}, "totals": {"tokens": {}}}, ConfigView(mask={"assistant": "train"})
+    ) == [
         "'user': 3 messages, 30 tokens, none trained; not in `mask`, mask_default is 'mask'",
         "'assistant': 2 messages, 15 of 20 tokens trained (100.0% of what is trained in messages)",
     ]
@@ -124,7 +126,7 @@ def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
 def test_the_share_of_a_role_is_one_of_all_roles_however_often_its_rows_are_written(run: Run) -> None:
     mix = {"shuffle": {"seed": 1}, "domain_key": "domain", "mix": {"python": {"epochs": 3}}}
     manifest = run(config("sft_conversation", output=mix), CHATS).manifest
-    assert [line for line in lines(Findings.of(manifest), ConfigView()) if "100.0% of what is trained in" in line]
+    assert [line for line in lines(manifest, ConfigView()) if "100.0% of what is trained in" in line]
 
 
 # Drops
@@ -247,7 +249,9 @@ def test_a_preview_warns_as_the_run_does(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_each_side_of_a_pair_counts_as_a_conversation_with_tools() -> None:
-    (said,) = warnings(Findings(counters={"tools_not_written": 6}), ConfigView())
+    (said,) = warnings(
+        {"counters": {"tools_not_written": 6}, "totals": {"tokens": {}}, "ledger": {"rejected": {}}}, ConfigView()
+    )
     assert said.startswith("the chat template does not write the tools of 6 conversations: ")
 
 

@@ -421,7 +421,7 @@ def summary(output: str, manifest: Mapping[str, Any]) -> list[str]:
     for column, trained in totals["trained"].items():
         of = totals["tokens"][ids_of[column]]
         lines.append(f"{column}: {trained:,} trained tokens ({percent(trained, of)} of {ids_of[column]})")
-    lines += report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest.get("config")))
+    lines += report.lines(manifest, report.ConfigView.of(manifest.get("config")))
     for name, found in manifest.get("splits", {}).items():
         tokens = sum(found["tokens"].values())
         lines.append(f"split {name}: {counted(found['rows'], 'row')}, {counted(tokens, 'token')}")

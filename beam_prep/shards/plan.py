@@ -138,7 +138,7 @@ class Plan:
         splits: names of the splits; () without splits.
         mix: the entry of a mix in the manifest, see `with_merged`.
         repeated: rows that a mix writes beyond one for each record.
-        of_files: int64 [files, 2], records read and records kept of each file; () if not known.
+        of_files: int64 [files, 2], records read and records kept of each file; no rows if not known.
         runs, groups: of a shuffle, the runs to sort before its shards are known; None: the shards are known.
         problem: why the mix cannot be made; the run fails, and says so if no other problem explains it.
     """
@@ -165,7 +165,7 @@ class Plan:
     splits: tuple[str, ...] = ()
     mix: dict[str, Any] = field(default_factory=dict)
     repeated: int = 0
-    of_files: Array | tuple[()] = ()
+    of_files: Array = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     runs: Runs | None = None
     groups: Iterable[RunGroup] = ()
     problem: str | None = None

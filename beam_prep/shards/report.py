@@ -1,14 +1,14 @@
 """The report of a run or a preview: which roles are trained, what is cut, and why a run fails."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from beam_prep.data.block import ADVICE, at_offset
 from beam_prep.errors import ConfigError
 from beam_prep.hints import counted, listed, nearest
-from beam_prep.reading.adapters import fields_read
+from beam_prep.reading.adapters import ROLES, fields_read
 from beam_prep.reading.records import LOST
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.sources import place_at, source_of
@@ -30,18 +30,6 @@ CUT_SHARE = 0.05
 """The report warns if more than this share of tokens is cut off."""
 
 OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
-_ALIASES = {
-    "assistant": "ai answer bot chatbot chatgpt gpt model response function_call tool_call tool-call".split(),
-    "tool": ("function_response", "observation", "tool_response", "tool-response", "tool_result"),
-    "user": ("human", "person", "prompter", "question"),
-}
-_LIKE_FIELDS = (
-    ("messages", "message", "conversation", "conversations", "dialog", "dialogue", "chat", "turns"),
-    ("prompt", "instruction", "question", "query", "input", "problem"),
-    ("completion", "response", "answer", "output", "target", "solution"),
-    ("text", "content", "body", "document", "raw_content", "code"),
-)
-"""Names that one field has in different data sets."""
 _KEEPS_TEXT = "input.not_text: 'drop_parts' keeps their text"
 _ROLES = 8  # most roles that are listed
 _FIELDS = 12
@@ -153,21 +141,17 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
 def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
     """The problem if a group of inputs has records and none is kept. The rates of the whole run do not show it if other
     groups are much larger."""
-    if not len(plan.of_files):
-        return None
     start = 0
-    for number, (_, count) in enumerate(config.groups):
+    for number, (_, count) in enumerate(config.groups if len(plan.of_files) else ()):
         files = range(start, start + count)
         start += count
-        read, kept = (sum(int(plan.of_files[file][which]) for file in files) for which in (0, 1))
+        read, kept = plan.of_files[files].sum(axis=0)
         if read and not kept:
             problem = f"nothing is kept of input.groups[{number}], of {read} records: check its fields, or leave it out"
-            drops = tuple(drop for drop in plan.drops if drop.file in files)
             paths = {plan.inputs[file]["path"] for file in files}
-            rejects = tuple(reject for reject in plan.first_rejects if reject["file"] in paths)
-            return _with_causes(
-                problem, dataclasses.replace(plan, drops=drops, first_rejects=rejects, roles={}), config
-            )
+            rejects = [reject for reject in plan.first_rejects if reject["file"] in paths]
+            causes = lost_causes([drop for drop in plan.drops if drop.file in files], config)
+            return "; ".join([problem, *causes, *map(_said, rejects[:1])])
     return None
 
 
@@ -215,7 +199,7 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         if asked:
             text += f"; the config asks for {_names(asked)}"
         others = [other for other in fields if other not in asked]
-        near = {name: near_name(name, others) or _alike(name, others) for name in missing}
+        near = {name: nearest(name, others) for name in missing}
         if missing:
             text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
             text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
@@ -250,15 +234,8 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
     ('tool', 'assistant')
     """
     by_lower = {other.lower(): other for other in known}
-    alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
-    return by_lower[alias] if alias else nearest(name, known)
-
-
-def _alike(name: str, known: Sequence[str]) -> str | None:
-    """The known field that usually has the same meaning; None if there is none, or more than one."""
-    group = next((names for names in _LIKE_FIELDS if name.lower() in names), ())
-    found = [other for other in known if other.lower() in group]
-    return found[0] if len(found) == 1 else None
+    usual = ROLES.get(name.lower().replace("-", "_"), "")
+    return by_lower.get(usual) or nearest(name, known)
 
 
 def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
@@ -296,72 +273,45 @@ def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
     return sorted(roles.items(), key=lambda entry: (-entry[1]["messages"], entry[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The counts in a report: of an output (from its manifest), or of the rows of a preview.
+Found = Mapping[str, Any]
+"""The entries of a manifest that a report shows: `roles`, `counters`, `totals`, `ledger`, `splits`."""
 
-    Attributes:
-        roles: see `RoleTable`.
-        tokens: the sum over all columns.
-        cut: tokens of kept records that were cut off.
-        kept: records that are written.
-        empty: splits without a record.
-        counters: counters of kept records, as in the manifest.
-        not_text: records that are rejected for their images, audio or video.
+
+def _share_cut(found: Found) -> float:
+    """The share of all tokens that was cut off."""
+    cut, kept = found["counters"].get(CUT_TOKENS, 0), sum(found["totals"]["tokens"].values())  # with what packing cuts
+    return cut / (kept + cut) if cut else 0.0
+
+
+def warnings(found: Found, config: ConfigView, bad_answers: Mapping[str, int] = MappingProxyType({})) -> list[str]:
+    """The warnings of a run, one sentence each.
+
+    Args:
+        found: the counts, of a run or of a preview.
+        config: what the report depends on.
         bad_answers: field -> records whose answers this field marks as bad.
     """
-
-    roles: RoleTable = field(default_factory=dict)
-    tokens: int = 0
-    cut: int = 0
-    kept: int = 0
-    empty: Sequence[str] = ()
-    counters: Mapping[str, int] = field(default_factory=dict)
-    not_text: int = 0
-    bad_answers: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "Findings":
-        """From a manifest."""
-        totals = manifest["totals"]
-        return cls(
-            manifest.get("roles", {}),
-            sum(totals["tokens"].values()),
-            manifest["counters"].get(CUT_TOKENS, 0),  # includes the tokens that packing cuts
-            manifest.get("ledger", {}).get("kept", 0),
-            [name for name, found in manifest.get("splits", {}).items() if not found["rows"]],
-            manifest["counters"],
-            manifest.get("ledger", {}).get("rejected", {}).get("not_text", 0),
-        )
-
-    @property
-    def cut_share(self) -> float:
-        """The share of all tokens that was cut off."""
-        return self.cut / (self.tokens + self.cut) if self.cut else 0.0
-
-
-def warnings(found: Findings, config: ConfigView) -> list[str]:
-    """The warnings of a run, one sentence each."""
-    texts = [*role_warnings(found.roles, config), *_template_warnings(found.counters)]
-    if found.cut_share > CUT_SHARE:
+    counters, ledger = found["counters"], found["ledger"]
+    texts = [*role_warnings(found.get("roles", {}), config), *_template_warnings(counters)]
+    if (share := _share_cut(found)) > CUT_SHARE:
         now = "" if config.longest is None else f" (now {config.longest:,})"
         advice = f"raise preprocessing.{config.limit}{now}"
         if config.packs:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
-        texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
-    if found.not_text:
-        count = counted(found.not_text, "record")
+        texts.append(f"{counters[CUT_TOKENS]:,} tokens were cut off, {share:.1%} of all: {advice}")
+    if not_text := ledger["rejected"].get("not_text"):
+        count = counted(not_text, "record")
         texts.append(f"rejected (not_text): {count} with images, audio or video; {_KEEPS_TEXT}")
-    if found.bad_answers:
-        told = "; ".join(f"{counted(count, 'record')} by {name!r}" for name, count in found.bad_answers.items())
+    if bad_answers:
+        told = "; ".join(f"{counted(count, 'record')} by {name!r}" for name, count in bad_answers.items())
         texts.append(
             f"answers marked as bad were trained like the others: of {told}. Leave these records out; or keep the "
             "field for a trainer that reads it (output.keep_fields)"
         )
-    for name in found.empty:
+    for name in (name for name, totals in found.get("splits", {}).items() if not totals["rows"]):
         texts.append(
-            f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "
-            "share in output.splits, or choose another split_seed"
+            f"split {name!r} has no records: none of the {ledger['kept']:,} that are kept falls into it; give it a "
+            "larger share in output.splits, or choose another split_seed"
         )
     return texts
 
@@ -407,11 +357,12 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
     yield from (text.format(counted(counters[name], "turn")) for name, text in _MARKS.items() if counters.get(name))
 
 
-def lines(found: Findings, config: ConfigView) -> list[str]:
+def lines(found: Found, config: ConfigView) -> list[str]:
     """A line for each role with its trained tokens, then lines for other counts, such as tokens that were cut."""
     # Of the roles alone: columns have each message as often as a mix writes it, and prompts with completions no mask.
-    texts, trained = [], sum(counts["trained"] for counts in found.roles.values())
-    for role, counts in _by_messages(found.roles):
+    roles = found.get("roles", {})
+    texts, trained = [], sum(counts["trained"] for counts in roles.values())
+    for role, counts in _by_messages(roles):
         text = f"{role!r}: {counted(counts['messages'], 'message')}"
         if counts["trained"]:
             of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
@@ -422,7 +373,7 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
         if config.mask is not None and role not in config.mask:
             text += f"; not in `mask`, mask_default is {config.mask_default!r}"
         texts.append(text)
-    texts, counters = _first(texts, _ROLES, "roles"), found.counters
+    texts, counters = _first(texts, _ROLES, "roles"), found["counters"]
     for name, noun in (("tool_arguments_changed", "arguments"), ("tool_ids_changed", "ids")):
         if changed := counters.get(name):
             texts.append(f"{noun} of {changed:,} calls were given to the chat template in the form that it takes")
@@ -431,27 +382,20 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
         texts.append(f'the history lacks the reasoning of {told}: "turns": "auto" in "input" gives it back')
     if dropped := counters.get("rows_dropped"):
         texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
-    if found.cut:
-        texts.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
+    if share := _share_cut(found):
+        texts.append(f"cut off: {counters[CUT_TOKENS]:,} tokens, {share:.1%} of all")
     return texts
 
 
-_WAYS = {
-    "encoded_by_gigatoken": "encoded by gigatoken",
-    "encoded_by_transformers": "encoded by transformers",
-    "blocks_encoded_again": "blocks in which the fast encoder differed",
-    "blocks_rendered_plainly": "blocks in which a rendering differed, rendered plainly",
-    "compared_with_transformers": "compared with transformers' ids",
-    "conversations_compared": "conversations compared with a plain rendering",
-    "conversations_different": "conversations that differed",
-    IN_FULL: "blocks compared completely",
-    "blocks_reused": "blocks that were in the token cache",
-    "blocks_replaced": "blocks of the token cache that were made in another way, and made again",
-    "blocks_damaged": "blocks of the token cache that were damaged, and made again",
-}
+_WAYS = (
+    *("encoded_by_gigatoken", "encoded_by_transformers", "compared_with_transformers", "blocks_encoded_again"),
+    *("conversations_compared", "conversations_different", "blocks_rendered_plainly", IN_FULL),
+    *("blocks_reused", "blocks_replaced", "blocks_damaged"),
+)
+"""Entries of a `run.json`, which docs/formats.md explains."""
 
 
 def how_made(run: Mapping[str, Any]) -> str:
     """How many records each backend and renderer made, from a `run.json`. It shows the use of a slower path."""
-    ways = [f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name)]
+    ways = [f"{name.replace('_', ' ')}: {run[name]:,}" for name in _WAYS if run.get(name)]
     return f"records {', '.join(ways) or 'that were tokenised already'}"

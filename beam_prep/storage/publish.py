@@ -28,7 +28,7 @@ from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, Sha
 from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
-from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
+from beam_prep.shards.report import ConfigView, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage import output as outputs
 from beam_prep.storage.arrange import Arranger
@@ -530,7 +530,6 @@ class Publisher:
         others = (_ENCODER, MICROSECONDS, BAD_ANSWERS)
         counted = {name: count for name, count in plan.made.items() if not name.startswith(others)}
         bad = _of(plan.made, BAD_ANSWERS)
-        found = replace(Findings.of(manifest), bad_answers=bad)
         return {
             **self.run,
             "finished": time.time(),
@@ -543,7 +542,7 @@ class Publisher:
             **({"bad_answers": bad} if bad else {}),
             **numbers(made),
             "seconds": {**spent, "Write": sum(shard.seconds for shard in made)},
-            "warnings": [*self.run.get("warnings", ()), *warnings(found, self._config)],
+            "warnings": [*self.run.get("warnings", ()), *warnings(manifest, self._config, bad)],
             "report": {
                 "lengths": {"kept": plan.lengths[0], "uncut": plan.lengths[1]},
                 "dropped": [_dropped(drop) for drop in plan.drops],
