@@ -19,7 +19,6 @@ _TAKEN = {
 }
 _TAKEN_IN_SPLITS = {"dataset_info.json", "state.json"}
 """With splits, files of `datasets` lie beside the folders of domains."""
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")  # on Windows, with any ending
 
 
 def folder_of(domain: str, in_splits: bool = False) -> str:
@@ -37,7 +36,6 @@ def folder_of(domain: str, in_splits: bool = False) -> str:
         or domain.endswith(".")
         or domain.startswith("shard_")
         or _LOOKS_HASHED.fullmatch(domain)
-        or _DEVICE.fullmatch(domain)
     ):
         return domain
     slug = re.sub(r"[^a-z0-9_]+", "_", domain.lower())[:40].strip("_") or "domain"
@@ -46,15 +44,8 @@ def folder_of(domain: str, in_splits: bool = False) -> str:
 
 
 def folders(domains: Iterable[str], in_splits: bool = False) -> dict[str, str]:
-    """Domain -> folder, sorted by domain. For `in_splits` see `folder_of`.
-
-    Raises:
-        ValueError: two domains would share a folder (their 64-bit hashes are equal).
-    """
-    result = {domain: folder_of(domain, in_splits) for domain in sorted(domains)}
-    if len(set(result.values())) < len(result):
-        raise ValueError("two domains have the same folder name: rename one of them")
-    return result
+    """Domain -> folder, sorted by domain. For `in_splits` see `folder_of`."""
+    return {domain: folder_of(domain, in_splits) for domain in sorted(domains)}
 
 
 def part_of(split: str | None, domain: str) -> str:

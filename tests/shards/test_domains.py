@@ -12,12 +12,11 @@ from beam_prep.shards.domains import folder_of, folders
 
 PLAIN = ["wiki", "a.b", "2024", "en-us", "_x", "a" * 60, "x-0123456789abcde", "shards", DEFAULT_DOMAIN]
 
-# The names of the output's own files and folders, and of devices on Windows.
+# The names of the output's own files and folders.
 RESERVED = "rejects tokenizer latest latest.json manifest.json run.json report.html features.json".split()
 
 
 RESERVED += ["dataset_dict.json", "shard_0000", "shard_"]
-DEVICES = ["con", "prn", "aux", "nul", "com1", "lpt9", "con.txt", "nul.tar.gz"]
 
 UNSAFE = ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "C:\\x", "a\0b", "a\nb", ".hidden", "-rf", "~", "$HOME"]
 
@@ -27,7 +26,7 @@ UNSAFE += ["%2e%2e%2f", "a b", " a", "a ", "a.", "*", "Wiki", "ＷＩＫＩ", "w
 names = st.one_of(
     st.text(max_size=12),
     st.text(alphabet="aA/._- \\0b", max_size=4),
-    st.sampled_from([*PLAIN, *RESERVED, *DEVICES, *UNSAFE]),
+    st.sampled_from([*PLAIN, *RESERVED, *UNSAFE]),
 )
 
 
@@ -35,7 +34,6 @@ def assert_one_safe_component(folder: str) -> None:
     assert re.fullmatch(r"[a-z0-9_][a-z0-9_.-]*", folder), folder
     assert len(folder.encode()) <= 64
     assert not folder.endswith(".")
-    assert folder.split(".")[0] not in {device.split(".")[0] for device in DEVICES}
     assert folder not in RESERVED
     assert not re.fullmatch(r"shard_[0-9]+", folder)
 
@@ -47,7 +45,7 @@ def test_a_plain_name_is_its_own_folder(name: str) -> None:
 
 
 def test_any_other_name_is_a_slug_and_a_hash() -> None:
-    for name in [*RESERVED, *DEVICES, *UNSAFE]:
+    for name in [*RESERVED, *UNSAFE]:
         folder = folder_of(name)
         assert_one_safe_component(folder)
         assert re.fullmatch(r"[a-z0-9_]{1,40}-[0-9a-f]{16}", folder)
@@ -73,12 +71,6 @@ def test_the_folder_is_the_same_in_every_run() -> None:
 @pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
 def test_in_splits_the_files_of_datasets_lie_beside_domains(name: str) -> None:
     assert folder_of(name) == name != folder_of(name, in_splits=True)
-
-
-def test_two_domains_in_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beam_prep.shards.domains.folder_of", lambda domain, in_splits: "same")
-    with pytest.raises(ValueError, match="two domains have the same folder name"):
-        folders(["a", "b"])
 
 
 def test_every_ascii_character_alone() -> None:
