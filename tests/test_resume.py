@@ -365,9 +365,9 @@ def test_a_file_that_is_cut_or_goes_on_is_found(block: Block, ending: str, share
 def test_rows_of_another_block_are_not_those_that_the_plan_knows(block: Block) -> None:
     rows = block.receipt.domains[0][1]
     with pytest.raises(FormatError, match="does not have the rows"):
-        files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, 0, 0, rows + 1)
+        files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, 0, slice(0, rows + 1))
     with pytest.raises(FormatError, match="does not have the rows"):
-        files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, len(block.receipt.domains), 0, 1)
+        files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, len(block.receipt.domains), slice(0, 1))
 
 
 def test_a_sound_file_of_another_block_is_made_again(jobs: Jobs) -> None:

@@ -272,41 +272,28 @@ def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
     return BlockReceipt(Sealed(source, name + ROWS).fact("receipt"))
 
 
-def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
-    """Rows [start, stop) of a domain, and True if the block has no other rows.
+def read_rows(source: pa.NativeFile, name: str, domain: int, rows: slice | Array) -> tuple[dict[str, Ragged], bool]:
+    """Some rows of a domain, and True if the block has no other rows.
 
-    The rows are views of mapped memory if the source is mapped, except for bits.
-
-    Raises:
-        FormatError: the rows of this domain are cut or damaged, or there are fewer.
-    """
-    sealed, rows_of_domain = _batch(source, name, domain, stop)
-    batch = rows_of_domain.slice(start, stop - start)
-    return rows_of(batch), len(batch) == len(rows_of_domain) and sealed.batches == 1
-
-
-def _batch(source: pa.NativeFile, name: str, domain: int, rows: int) -> tuple[Sealed, pa.RecordBatch]:
-    """The sealed file, and all rows of a domain. Raises FormatError if there are fewer than `rows`."""
-    sealed = Sealed(source, name + ROWS)
-    if domain >= sealed.batches or rows > len(batch := sealed.batch(domain)):
-        raise FormatError(f"the token cache file {name} does not have the rows that its receipt names")
-    return sealed, batch
-
-
-def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
-    """Some rows of a domain, in the given order.
+    The rows of a slice are views of mapped memory if the source is mapped, except for bits.
 
     Args:
         source: an open file or a memory map.
         name: the block's name.
         domain: the number of the record batch.
-        rows: int64, numbers of rows in the domain.
+        rows: a slice with start and stop; or int64, the numbers of rows in the domain, in the wanted order.
 
     Raises:
         FormatError: the rows of this domain are cut or damaged, or there are fewer.
     """
-    _, batch = _batch(source, name, domain, int(rows.max(initial=-1)) + 1)
-    return {key: column.take(rows) for key, column in rows_of(batch).items()}
+    sealed = Sealed(source, name + ROWS)
+    stop = rows.stop if isinstance(rows, slice) else rows.max(initial=-1) + 1
+    if domain >= sealed.batches or stop > len(batch := sealed.batch(domain)):
+        raise FormatError(f"the token cache file {name} does not have the rows that its receipt names")
+    if isinstance(rows, slice):
+        part = batch.slice(rows.start, rows.stop - rows.start)
+        return rows_of(part), len(part) == len(batch) and sealed.batches == 1
+    return {key: column.take(rows) for key, column in rows_of(batch).items()}, False
 
 
 def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:

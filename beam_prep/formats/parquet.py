@@ -82,8 +82,6 @@ class ParquetReader(BatchReader):
         check_types(self._metadata.schema.to_arrow_schema(), self._columns)
         sizes = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         self._starts = list(accumulate(sizes, initial=0))
-        if self._starts[-1] != self._metadata.num_rows:
-            raise ValueError(f"its row groups have {self._starts[-1]} rows of {self._metadata.num_rows}")
 
     def _batch(self, group: int) -> pa.RecordBatch:
         if self._last is None or self._last[0] != group:

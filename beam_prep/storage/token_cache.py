@@ -119,19 +119,19 @@ class TokenCache:
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
-            rows, are_all = cached_block.read_rows(read_file(path), name, domain, start, stop)
+            rows, are_all = cached_block.read_rows(read_file(path), name, domain, slice(start, stop))
         if last and are_all:
             os.unlink(path)  # the rows are mapped into memory, and stay readable while they are in use
         return rows
 
     def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
-        """Some rows of a block's domain, in the given order; see `pick_rows`.
+        """Some rows of a block's domain, in the given order; see `read_rows`.
 
         Raises:
             TokenCacheError: see `_expected_block`.
         """
         with self._expected_block(name):
-            return cached_block.pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
+            return cached_block.read_rows(read_file(self._path(name, ROWS)), name, domain, rows)[0]
 
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """The rejects of several blocks, in order. Some blocks are read at the same time."""

@@ -22,7 +22,7 @@ def test_a_slice_of_a_blocks_rows_is_whole_only_from_its_first_to_its_last(
     stop = data.draw(st.integers(start, len(batch)))
     if len(batch):
         files = encode_block(store_as(batch, {}), batch.tokens, 100, "a block")[1]
-        found, are_all = read_rows(pa.BufferReader(b"".join(files[ROWS])), "a block", 0, start, stop)
+        found, are_all = read_rows(pa.BufferReader(b"".join(files[ROWS])), "a block", 0, slice(start, stop))
         assert {name: part.to_lists() for name, part in found.items()} == {
             name: column.to_lists()[start:stop] for name, column in batch.columns.items()
         }
