@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 
 from beam_prep.data.block import step
-from beam_prep.data.ragged import Array, Ragged, join_pieces, offsets_of
+from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import FILE, IGNORE_INDEX, MISSING, NO_LOSS, OFFSET, Column, name_problems, one_each
 from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
@@ -67,15 +67,14 @@ class Chunking:
 
     def lengths(self, lengths: Array) -> tuple[Array, Array]:
         """(tokens of each chunk, the row it is cut from), int64 [chunks] each; `lengths`: tokens of each row."""
-        row, start, stop = self._pieces(lengths)
-        return stop - start, row
+        pieces = self._pieces(lengths)
+        return pieces.lengths, pieces.row
 
-    def _pieces(self, lengths: Array) -> tuple[Array, Array, Array]:
-        """int64 [chunks] each: row, start, stop. A chunk is the tokens [start, stop) of its row."""
+    def _pieces(self, lengths: Array) -> pack.Pieces:
         first = offsets_of(1 - (-np.maximum(lengths - self.size, 0) // (self.size - self.stride)))
         row = np.repeat(np.arange(len(lengths)), np.diff(first))
         start = (np.arange(first[-1]) - first[row]) * (self.size - self.stride)
-        return row, start, np.minimum(start + self.size, lengths[row])
+        return pack.Pieces(row, start, np.minimum(start + self.size, lengths[row]))
 
     def rows(
         self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]
@@ -94,23 +93,18 @@ class Chunking:
         Raises:
             ValueError: see `check_aligned`.
         """
-        lengths = next(iter(columns.values())).lengths
-        beside = {name: rows for name, rows in columns.items() if schema[name].metadata}
-        columns = {name: rows for name, rows in columns.items() if name not in beside}
-        pack.check_aligned(columns, lengths)
-        row, start, stop = self._pieces(lengths)
-        starts, sizes = offsets_of(lengths)[row] + start, stop - start
-        repeated, borders = np.where(start > 0, self.stride, 0), offsets_of(sizes)
+        lengths, beside = next(iter(columns.values())).lengths, [name for name in columns if schema[name].metadata]
+        pack.check_aligned({name: rows for name, rows in columns.items() if name not in beside}, lengths)
+        row, start, stop = pieces = self._pieces(lengths)
+        sizes, repeated, trained = stop - start, np.where(start > 0, self.stride, 0), np.zeros(len(row), bool)
+        borders = offsets_of(sizes)
         again = np.arange(borders[-1]) < np.repeat(borders[:-1] + repeated, sizes)
-        chunks, trained = {}, np.zeros(len(row), bool)
-        for name, rows in columns.items():
-            chunk = Ragged(join_pieces(rows.flat, starts, sizes), borders)
+        chunks = pieces.of(columns, beside)
+        for name, chunk in chunks.items():
             if (nothing := NO_LOSS.get(schema[name].role)) is not None:
-                chunk = chunk.with_flat(np.where(again, chunk.flat.dtype.type(nothing), chunk.flat))
+                chunks[name] = chunk.with_flat(np.where(again, chunk.flat.dtype.type(nothing), chunk.flat))
                 if schema[name].role != "weights":  # a token with weight 0 still counts as trained
-                    trained |= chunk.sums(chunk.flat != nothing) > 0
-            chunks[name] = chunk
-        chunks |= {name: rows.take(row) for name, rows in beside.items()}
+                    trained |= chunks[name].sums(chunks[name].flat != nothing) > 0
         if self.keep_rows_without_loss or not any(column.role in NO_LOSS for column in schema.values()):
             trained[:] = True
         counts = {

@@ -44,6 +44,22 @@ class Pieces(NamedTuple):
         """The pieces at these places, in that order."""
         return Pieces(*(column[order] for column in self))
 
+    def of(self, columns: Mapping[str, Ragged], beside: Collection[str]) -> dict[str, Ragged]:
+        """The pieces as rows, one for each.
+
+        Args:
+            columns: name -> rows.
+            beside: the columns with values of an entire row, which each of its pieces repeats.
+        """
+        found = {}
+        for name, rows in columns.items():
+            if name in beside:
+                found[name] = rows.take(self.row)
+            else:
+                values = join_pieces(rows.flat, rows.offsets[:-1][self.row] + self.start, self.lengths)
+                found[name] = Ragged.from_lengths(values, self.lengths)
+        return found
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackPlan:
@@ -257,20 +273,17 @@ def pack_columns(
     Raises:
         ValueError: see `check_aligned`.
     """
-    beside = {name: rows for name, rows in columns.items() if name in metadata}
-    columns = {name: rows for name, rows in columns.items() if name not in metadata}
-    check_aligned(columns, plan.lengths)
-    lengths = plan.pieces.lengths
-    offsets = offsets_of(lengths)[plan.packs]
-    starts = offsets_of(plan.lengths)[plan.pieces.row] + plan.pieces.start
-    packed = {name: Ragged(join_pieces(rows.flat, starts, lengths), offsets) for name, rows in columns.items()}
+    check_aligned({name: rows for name, rows in columns.items() if name not in metadata}, plan.lengths)
+    lengths, packed = plan.pieces.lengths, {}
+    for name, rows in plan.pieces.of(columns, metadata).items():
+        if name in metadata:
+            packed[name] = Ragged(rows if rows.flat.dtype == np.uint8 else rows.flat, plan.packs)  # a string is bytes
+        else:
+            packed[name] = Ragged(rows.flat, rows.offsets[plan.packs])
     packed[SEQ_LENS] = Ragged(lengths.astype(np.int32), plan.packs)
     if position_ids != "none":
+        offsets = offsets_of(lengths)[plan.packs]
         packed[POSITION_IDS] = Ragged(positions(lengths if position_ids == "doc_reset" else np.diff(offsets)), offsets)
-    for name, rows in beside.items():
-        values = rows.take(plan.pieces.row)
-        is_string = values.flat.dtype == np.uint8
-        packed[name] = Ragged(values if is_string else values.flat, plan.packs)
     return packed
 
 
