@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -42,8 +42,23 @@ every use.
 SizeUnit = Literal["values", "bytes"]
 
 
-class ShardWriter(Protocol):
-    """Writes one shard, slice by slice. After an exception the files are unusable: call nothing more."""
+FilesOfShard = dict[str, bytes | None]
+"""The files of a shard: path relative to the domain's folder -> content; None if the content depends only on rows and
+columns. Always in the same order."""
+
+
+class ShardWriter:
+    """Writes one shard, slice by slice. After an exception the files are unusable: call nothing more.
+
+    A subclass of one file a shard implements `_write`, and `close` if there is more to do.
+    """
+
+    def __init__(
+        self, format: "Format", open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int
+    ) -> None:
+        self._format: Any = format
+        self._columns = tuple(columns)
+        self._file = open_file(format.file(shard, shards))
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
         """Appends rows.
@@ -55,20 +70,43 @@ class ShardWriter(Protocol):
         Raises:
             ValueError: the columns are not as declared, or a value does not fit its column's dtype.
         """
-        ...
+        check_rows(self._columns, columns)
+        self._write(columns)
+
+    def _write(self, columns: Mapping[str, Ragged]) -> None:
+        """Appends rows, which were checked."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Writes the end of the shard and closes the files. Only then is the shard complete."""
-        ...
+        self._file.close()
 
 
-class ShardReader(Protocol):
+class ShardReader:
     """Reads one shard. It pickles as its path, not as its content, so it can be sent to a data loader's processes.
 
-    A reader may have one of two more members, which make reading many rows faster: `columns: dict[str, Ragged]`, every
-    column over its mapped file; or `lengths(name) -> Array`, int64 [rows], the length of each row of a column. Without
-    them readers read row by row.
+    A subclass implements `_open`, `__len__`, `_row` and `sizes`. It may have one of two more members, which make
+    reading many rows faster: `columns: dict[str, Ragged]`, every column over its mapped file; or `lengths(name) ->
+    Array`, int64 [rows], the length of each row of a column. Without them readers read row by row.
+
+    Raises:
+        FormatError: see `expected`. (A changed value shows only in the manifest's sha256.)
     """
+
+    def __init__(self, format: "Format", folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
+        self._given = format, folder, tuple(columns), shard, shards
+        self._columns = tuple(columns)
+        self._path = folder / next(iter(format.files(columns, shard, shards) or ()))
+        with expected(self._path):
+            self._open()
+
+    def __reduce__(self) -> tuple[Any, tuple["Format", Path, tuple[Column, ...], int, int]]:
+        # To pickle the memory map would copy the file.
+        return type(self), self._given
+
+    def _open(self) -> None:
+        """Opens the file. For its errors see `expected`."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         """The number of rows.
@@ -76,7 +114,7 @@ class ShardReader(Protocol):
         Raises:
             FormatError: the file that holds the offsets of rows is damaged.
         """
-        ...
+        raise NotImplementedError
 
     def row(self, index: int) -> Row:
         """One row in the columns' dtypes; arrays may be read-only views of the file. A negative index is from the end.
@@ -85,7 +123,21 @@ class ShardReader(Protocol):
             IndexError: there is no such row.
             FormatError: the row is damaged. The message names the file, and the record if the format can tell.
         """
-        ...
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        try:
+            return self._row(number)
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
+
+    def _row(self, number: int) -> Row:
+        """A row, by its number from 0.
+
+        Raises:
+            ValueError: the row is damaged.
+        """
+        raise NotImplementedError
 
     def sizes(self) -> Array:
         """int64 [rows]: the size of each row, in values (of all columns but metadata) or bytes: see `Format.sizes_in`.
@@ -93,12 +145,7 @@ class ShardReader(Protocol):
         Raises:
             FormatError: see `__len__`.
         """
-        ...
-
-
-FilesOfShard = dict[str, bytes | None]
-"""The files of a shard: path relative to the domain's folder -> content; None if the content depends only on rows and
-columns. Always in the same order."""
+        raise NotImplementedError
 
 
 class Format:
@@ -107,7 +154,7 @@ class Format:
     Attributes:
         name: the name in configs, in manifests and in `FORMATS`.
         file_name: of a format of one file a shard: a template of the file name, with `shard` and `shards`.
-        writes, reads: the classes of its writers and readers, see `FileWriter` and `FileReader`.
+        writes, reads: the classes of its writers and readers, see `ShardWriter` and `ShardReader`.
         sizes_in: the unit of `ShardReader.sizes`: bytes if the number of values of a row is not known without reading.
         unknown_dtypes: dtypes that the format cannot hold. (bool may be kept as uint8.)
         strings: which strings it can hold: none, one a row, or lists of strings, as packed rows have.
@@ -118,8 +165,8 @@ class Format:
 
     name: str
     file_name = ""
-    writes: type[Any]
-    reads: type[Any]
+    writes: type[ShardWriter]
+    reads: type[ShardReader]
     sizes_in: SizeUnit = "values"
     unknown_dtypes: tuple[str, ...] = ()
     strings: Literal["none", "single", "lists"] = "lists"
@@ -188,8 +235,7 @@ class Format:
                 raise ValueError(f"column {column.name!r}: the format {self.name} has no {lists}strings")
             if column.dtype in self.unknown_dtypes:
                 raise ValueError(f"column {column.name!r}: the format {self.name} has no {column.dtype}")
-        writer: ShardWriter = self.writes(self, open_file, columns, shard, shards)
-        return writer
+        return self.writes(self, open_file, columns, shard, shards)
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> ShardReader:
         """Opens a shard of the domain in the local `folder`, as `writer` left it.
@@ -199,75 +245,7 @@ class Format:
             ImportError: see `require`.
         """
         self.require()
-        reader: ShardReader = self.reads(self, folder, columns, shard, shards)
-        return reader
-
-
-class FileWriter:
-    """A `ShardWriter` of one file. A subclass implements `_write`, and `close` if there is more to do."""
-
-    def __init__(self, format: Format, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
-        self._format: Any = format
-        self._columns = tuple(columns)
-        self._file = open_file(format.file(shard, shards))
-
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`."""
-        check_rows(self._columns, columns)
-        self._write(columns)
-
-    def _write(self, columns: Mapping[str, Ragged]) -> None:
-        """Appends rows, which were checked."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-class FileReader:
-    """A `ShardReader` of one shard. A subclass implements `_open`, `__len__`, `_row` and `sizes`.
-
-    Raises:
-        FormatError: see `expected`. (A changed value shows only in the manifest's sha256.)
-    """
-
-    def __init__(self, format: Format, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
-        self._given = format, folder, tuple(columns), shard, shards
-        self._columns = tuple(columns)
-        self._path = folder / next(iter(format.files(columns, shard, shards) or ()))
-        with expected(self._path):
-            self._open()
-
-    def __reduce__(self) -> tuple[Any, tuple[Format, Path, tuple[Column, ...], int, int]]:
-        # To pickle the memory map would copy the file.
-        return type(self), self._given
-
-    def _open(self) -> None:
-        """Opens the file. For its errors see `expected`."""
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        """The number of rows."""
-        raise NotImplementedError
-
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        try:
-            return self._row(number)
-        except (IndexError, RuntimeError, ValueError) as error:
-            raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
-
-    def _row(self, number: int) -> Row:
-        """A row, by its number from 0.
-
-        Raises:
-            ValueError: the row is damaged.
-        """
-        raise NotImplementedError
+        return self.reads(self, folder, columns, shard, shards)
 
 
 @contextmanager

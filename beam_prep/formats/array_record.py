@@ -28,7 +28,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats import FileReader, FileWriter, Format, Row, expected, in_temporary_folder
+from beam_prep.formats import Format, Row, ShardReader, ShardWriter, expected, in_temporary_folder
 from beam_prep.formats.tfrecord import decode_example, encode_examples, stored_in_example
 
 MODULE = "array_record.python.array_record_module"
@@ -39,7 +39,7 @@ _OPEN = 64
 """Most files open at a time: an output may have more shards than a process may have open files."""
 
 
-class ArrayRecordWriter(FileWriter):
+class ArrayRecordWriter(ShardWriter):
     """Writes rows to a temporary file, which `close` copies to the output."""
 
     def __init__(self, *given: Any) -> None:
@@ -66,7 +66,7 @@ class ArrayRecordWriter(FileWriter):
         self._file.close()
 
 
-class ArrayRecordReader(FileReader):
+class ArrayRecordReader(ShardReader):
     """Rows of one shard, read and decoded one by one."""
 
     def _open(self) -> None:

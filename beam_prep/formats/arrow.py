@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats import FileReader, FilesOfShard, FileWriter, Format, Row, cast
+from beam_prep.formats import FilesOfShard, Format, Row, ShardReader, ShardWriter, cast
 from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt, dump
 
 STATE, INFO = "state.json", "dataset_info.json"
@@ -89,7 +89,7 @@ def array_of(values: Array | Ragged, strings: bool = False) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(borders), array_of(values.values, strings))
 
 
-class BatchWriter(FileWriter):
+class BatchWriter(ShardWriter):
     """Cuts rows into record batches, which depend only on the rows; at most one is kept. A subclass implements `_put`.
 
     A batch has at most the format's `batch_rows` rows and `batch_bytes` bytes of values (a bool counts as one byte). A
@@ -139,8 +139,8 @@ class BatchWriter(FileWriter):
             self._put(self._batch(self._held, 0, rows))
 
 
-class BatchReader(FileReader):
-    """A `FileReader` of rows in record batches. A subclass sets `_starts` and implements `_batch`.
+class BatchReader(ShardReader):
+    """A `ShardReader` of rows in record batches. A subclass sets `_starts` and implements `_batch`.
 
     Attributes:
         _starts: the first row of each batch, and the number of rows.

@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats import FileReader, Format, Row, cast, check_rows, map_file
+from beam_prep.formats import Format, Row, ShardReader, ShardWriter, cast, check_rows, map_file
 
 OFFSETS, LISTS, INNER = "offsets", "list_offsets", "inner_offsets"
 """Offsets of rows, in values. For lists of lists, also offsets of rows, in lists, and offsets of lists, in values."""
@@ -52,7 +52,7 @@ class FlatColumn:
             self.file.write(values.view(np.uint8).data)
 
 
-class FlatWriter:
+class FlatWriter(ShardWriter):
     """Writes values to the file of their column at once; only the lengths of rows stay in memory until `close`."""
 
     def __init__(
@@ -63,23 +63,21 @@ class FlatWriter:
         shard: int,
         shards: int,
     ) -> None:
-        self._format, self._open_file, self._place = format, open_file, (shard, shards)
-        self._columns = [
+        self._format, self._open_file, self._place, self._columns = format, open_file, (shard, shards), tuple(columns)
+        self._flat = [
             FlatColumn(each, format.stored(each), open_file(format.values_file(each, shard, shards)))
             for each in columns
         ]
 
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`."""
-        check_rows([each.column for each in self._columns], columns)
-        for each in self._columns:
+    def _write(self, columns: Mapping[str, Ragged]) -> None:
+        for each in self._flat:
             each.append(columns[each.column.name])
 
     def close(self) -> None:
         """Closes the files of values, then writes the offsets. So a shard that is not complete lacks files."""
-        for each in self._columns:
+        for each in self._flat:
             each.file.close()
-        for name, pieces in self._format.borders(self._columns, *self._place):
+        for name, pieces in self._format.borders(self._flat, *self._place):
             # No `with`: an exception must not close, and thereby publish, a cut file on an object store.
             file = self._open_file(name)
             for piece in pieces:
@@ -87,7 +85,7 @@ class FlatWriter:
             file.close()
 
 
-class FlatReader(FileReader):
+class FlatReader(ShardReader):
     """Rows of one shard, as views of its memory-mapped files. Columns that are cast are copies.
 
     Attributes:
@@ -171,7 +169,7 @@ class FlatFormat(Format):
     A subclass names the files, and writes and reads the offsets of rows.
     """
 
-    writes: type[Any] = FlatWriter
+    writes: type[ShardWriter] = FlatWriter
     reads = FlatReader
 
     def values_file(self, column: Column, shard: int, shards: int) -> str:

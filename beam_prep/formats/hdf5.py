@@ -58,10 +58,10 @@ class HDF5Writer(FlatWriter):
             made = tempfile.TemporaryFile()  # noqa: SIM115
         with made:
             with in_temporary_folder(), import_module("h5py").File(made, "w", track_order=False, **how) as file:
-                for each in self._columns:
+                for each in self._flat:
                     _add(file, each.column.name, each.column.dtype, each.size, each.file, self._piece)
                     each.file.close()
-                for each in self._columns:
+                for each in self._flat:
                     found = each.borders()
                     for group in (name for name in _GROUPS if name in found):
                         if group not in file:

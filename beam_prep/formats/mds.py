@@ -33,7 +33,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FileReader, FileWriter, Format, Row, cast, in_temporary_folder, map_file
+from beam_prep.formats import Format, Row, ShardReader, ShardWriter, cast, in_temporary_folder, map_file
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
 from beam_prep.shards.domains import part_of
 
@@ -92,7 +92,7 @@ def _description(columns: Sequence[Column]) -> dict[str, Any]:
     }
 
 
-class MDSWriter(FileWriter):
+class MDSWriter(ShardWriter):
     """Writes rows to a temporary file. `close` writes the offsets, then copies the rows."""
 
     def __init__(self, *given: Any) -> None:
@@ -162,7 +162,7 @@ def _head(length: int) -> bytes:
     return bytes([4 | width]) + length.to_bytes(1 << width, "little")
 
 
-class MDSReader(FileReader):
+class MDSReader(ShardReader):
     """Rows of one shard, decoded from its memory-mapped file."""
 
     def _open(self) -> None:

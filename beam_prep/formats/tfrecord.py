@@ -36,7 +36,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from beam_prep.data.ragged import Array, Ragged, changes, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FileReader, FileWriter, Format, Row, cast, map_file
+from beam_prep.formats import Format, Row, ShardReader, ShardWriter, cast, map_file
 from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 
 _HEAD, _FOOT = 12, 4
@@ -59,7 +59,7 @@ def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
     return found
 
 
-class TFRecordWriter(FileWriter):
+class TFRecordWriter(ShardWriter):
     """Writes rows at once; nothing stays in memory between calls."""
 
     def _write(self, columns: Mapping[str, Ragged]) -> None:
@@ -84,7 +84,7 @@ def _crc(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-class TFRecordReader(FileReader):
+class TFRecordReader(ShardReader):
     """Rows of one shard, decoded from its memory-mapped file."""
 
     def _open(self) -> None:

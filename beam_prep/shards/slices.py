@@ -201,7 +201,9 @@ class Shards:
         for first, last in itertools.pairwise([Border(0), *self._borders, Border(len(receipts))]):
             found = defaultdict(list)
             for block in range(first.block, min(last.block + 1, len(receipts))):
-                codes, stops = receipts.entry_domain[block].tolist(), receipts.entry_rows[block].tolist()
+                codes, stops = (
+                    np.asarray(each[block]).tolist() for each in (receipts.entry_domain, receipts.entry_rows)
+                )
                 starts = first.cut if block == first.block and first.cut else (0,) * len(codes)
                 stops = last.cut if block == last.block else stops
                 for place, (code, start, stop) in enumerate(zip(codes, starts, stops, strict=True)):
