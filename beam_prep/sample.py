@@ -27,7 +27,7 @@ from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import source_of
 from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
-from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
+from beam_prep.shards.plan import LedgerTotals, Plan, shown_in
 from beam_prep.shards.receipts import ROLE_COUNTS, BlockReceipt, RowIndex
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
@@ -409,13 +409,9 @@ class Sample:
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
         lines, blank = sum(each["lines"] for each in self._receipts), self.counts("blank").get("", 0)
-        of_files, rejects = np.zeros((len(self.files), 2), np.int64), []
+        of_files = np.zeros((len(self.files), 2), np.int64)
         for part in self.parts:
             of_files[part.rows.origin.file] += (len(filled(part.rows.ledger)), len(part.rows))
-        for kind, reason, part, line in self.left_out():
-            if kind == "rejected":
-                place = {"file": part.rows.origin.source.path, "offset": part.rows.offset(line)}
-                rejects.append({**place, "reason": reason, "message": part.rows.ledger.messages[line]})
         return Plan(
             shards=(),
             rejects=(),
@@ -423,8 +419,7 @@ class Sample:
             counters=self.counts("counter"),
             inputs=[{"path": file.path} for file in self.files],
             roles=self.roles,
-            drops=tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)),
-            first_rejects=tuple(rejects),
+            shown=tuple(drop for part in self.parts for drop in shown_in(part.rows, TEXT_LIMIT)),
             of_files=of_files,
         )
 

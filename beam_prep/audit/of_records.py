@@ -122,7 +122,11 @@ def left_out(sample: Sample) -> Iterator[Finding]:
                 reason = "cut"
         message = part.rows.ledger.messages.get(line, "")
         found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))
-    causes = [text for text in lost_causes(sample.plan.drops, sample.view) if "not there" in text or " hold" in text]
+    causes = [
+        text
+        for text in lost_causes(sample.plan.shown_as("dropped"), sample.view)
+        if "not there" in text or " hold" in text
+    ]
     for (kind, reason), hits in found.items():
         name, at_least, says = f"{kind}_{reason}", 0.0, f"{hits.told}: {kind} as {reason}"
         mend = ADVICE.get(reason, "mend these records as the message says, or take them out")

@@ -26,7 +26,7 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.errors import FormatError
 from beam_prep.formats.arrow import array_of, rows_of
 from beam_prep.reading.keys import DUPLICATE
-from beam_prep.reading.records import Drop, drops, marks
+from beam_prep.reading.records import Drop, shown
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.tokens.batch import Batch, RoleCounts
 
@@ -225,8 +225,7 @@ def _row_index(
     facts = {
         "outcomes": batch.ledger.outcomes,
         "roles": roles.names,
-        "drops": [record.as_dict() for record in drops(batch.ledger, text_limit)],
-        "marks": [record.as_dict() for record in marks(batch.ledger, text_limit)],
+        "shown": [record.as_dict() for record in shown(batch.ledger, text_limit)],
     }
     return seal_batches([written], written.schema, facts, block + ROW_INDEX, "zstd")
 
@@ -318,9 +317,8 @@ def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
         outcomes=[(kind, reason) for kind, reason in sealed.fact("outcomes")],
         counters=counters,
         roles=RoleCounts(tuple(sealed.fact("roles")), np.cumsum(steps), role, np.stack(counts)),
-        drops=tuple(Drop(**record) for record in sealed.fact("drops")),
+        shown=tuple(Drop(**record) for record in sealed.fact("shown")),
         digests=digests,
-        marks=tuple(Drop(**record) for record in sealed.fact("marks")),
     )
 
 

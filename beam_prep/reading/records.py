@@ -141,8 +141,8 @@ LOST = ("empty", "rows_without_loss")
 CONTAMINATED = "contaminated"
 """The reason of drops of records that are in evaluation data; also the counter of rows that are marked so."""
 
-SHOWN = 20
-"""Number of drops of each reason whose places are kept: the first ones."""
+SHOWN, REJECTS_SHOWN = 20, 3
+"""Numbers of drops, and of rejects, of each reason that a report quotes: the first ones."""
 _FIELDS = 30
 _FIELD_LIMIT = 64
 _TEXT_LIMIT = 200
@@ -150,16 +150,18 @@ _TEXT_LIMIT = 200
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A record that was dropped, or kept and marked.
+    """A record that a report quotes: it was dropped, rejected, or kept and marked.
 
     Attributes:
         line: its number in the block, from 0.
         offset: bytes from the block's first line; of a table: rows.
-        reason: why it was dropped or marked.
+        reason: why it was dropped, rejected or marked.
         text: the beginning of the line.
         fields: the record's keys; None: the line is not JSON, or texts are not kept.
         bare: the keys of empty values: null, blank text, an empty list.
-        note: what the step found that dropped or marked it; "" without a note, or if texts are not kept.
+        note: what the step found that dropped or marked it, or the message of the reject; "" without a note, or if
+            texts are not kept.
+        kind: `dropped`, `rejected`, or `marked`.
     """
 
     line: int
@@ -169,6 +171,7 @@ class Drop:
     fields: list[str] | None = None
     bare: list[str] | None = None
     note: str = ""
+    kind: str = "dropped"
 
     def as_dict(self) -> dict[str, Any]:
         """Its fields. An empty note is left out, as in outputs of earlier versions."""
@@ -178,8 +181,8 @@ class Drop:
         return found
 
 
-def drops(ledger: Ledger, text_limit: int) -> list[Drop]:
-    """The first drops of a block for each reason, in the order of their lines.
+def shown(ledger: Ledger, text_limit: int) -> list[Drop]:
+    """The first drops, rejects and marked records (`contaminated`) of a block for each reason, in the order of lines.
 
     Args:
         ledger: of the block.
@@ -187,31 +190,29 @@ def drops(ledger: Ledger, text_limit: int) -> list[Drop]:
     """
     found = []
     for code, (kind, reason) in enumerate(ledger.outcomes, start=1):
-        if kind == "dropped":
-            lines = np.flatnonzero(ledger.status == code)[:SHOWN].tolist()
-            found += [_drop(ledger, line, reason, text_limit) for line in lines]
+        if kind != "blank":
+            lines = np.flatnonzero(ledger.status == code)[: REJECTS_SHOWN if kind == "rejected" else SHOWN].tolist()
+            found += [_drop(ledger, line, kind, reason, text_limit) for line in lines]
+    marked = [line for line in sorted(ledger.notes) if ledger.status[line] == ALIVE]
+    found += [_drop(ledger, line, "marked", CONTAMINATED, text_limit) for line in marked[:SHOWN]]
     return sorted(found, key=lambda drop: drop.line)
 
 
-def marks(ledger: Ledger, text_limit: int) -> list[Drop]:
-    """The first records of a block that are kept and marked (`contaminated`). For the arguments see `drops`."""
-    lines = [line for line in sorted(ledger.notes) if ledger.status[line] == ALIVE]
-    return [_drop(ledger, line, CONTAMINATED, text_limit) for line in lines[:SHOWN]]
-
-
-def _drop(ledger: Ledger, line: int, reason: str, text_limit: int) -> Drop:
+def _drop(ledger: Ledger, line: int, kind: str, reason: str, text_limit: int) -> Drop:
     start, offset = int(ledger.starts[line]), int(ledger.offsets([line])[0])
     if not text_limit:
-        return Drop(line, offset, reason)
+        return Drop(line, offset, reason, kind=kind)
+    if kind == "rejected":
+        return Drop(line, offset, reason, ledger.text(line, text_limit), note=ledger.messages[line], kind=kind)
     note = ledger.notes.get(line, "")
     text = ledger.text(line, min(text_limit, _TEXT_LIMIT))
     try:
         record = orjson.loads(ledger.raw[start : ledger.ends[line]].strip(b" ,\t\r"))
     except orjson.JSONDecodeError:
-        return Drop(line, offset, reason, text, note=note)
+        return Drop(line, offset, reason, text, note=note, kind=kind)
     fields = list(record.items())[:_FIELDS] if isinstance(record, dict) else []
     bare = [name[:_FIELD_LIMIT] for name, value in fields if is_absent(value)]
-    return Drop(line, offset, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare, note)
+    return Drop(line, offset, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare, note, kind)
 
 
 def is_absent(value: Any) -> bool:

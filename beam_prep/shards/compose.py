@@ -325,17 +325,17 @@ def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
         if ("dropped", DUPLICATE) not in outcomes:
             outcomes.append(("dropped", DUPLICATE))
         status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
-        shown = copies.line[:SHOWN]
-        offsets = row_index.offset[np.searchsorted(row_index.line, shown)]
-        drops = map(Drop, shown.tolist(), offsets.tolist(), itertools.repeat(DUPLICATE))
+        first = copies.line[:SHOWN]
+        offsets = row_index.offset[np.searchsorted(row_index.line, first)]
+        drops = map(Drop, first.tolist(), offsets.tolist(), itertools.repeat(DUPLICATE))
         rank = rank[kept]
+        others = (drop for drop in row_index.shown if drop.line not in copies.line)  # without marked copies
         row_index = row_index.take(
             kept,
             status=status,
             outcomes=outcomes,
             roles=row_index.roles.without(copies.line),
-            drops=tuple(sorted([*row_index.drops, *drops], key=lambda drop: drop.line)),
-            marks=tuple(mark for mark in row_index.marks if mark.line not in copies.line),
+            shown=tuple(sorted([*others, *drops], key=lambda drop: drop.line)),
         )
     if splits is not None:
         if SPLIT not in row_index.digests:

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Column
 from beam_prep.errors import RunError
 from beam_prep.reading.keys import DUPLICATE
-from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
+from beam_prep.reading.records import CONTAMINATED, REJECTS_SHOWN, SHOWN, Drop, shown
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.compose import NOT_SAMPLED, Compose, Splits, domain_of, split_name, view
 from beam_prep.shards.layout import CUT
@@ -36,7 +36,6 @@ from beam_prep.shards.receipts import (
 from beam_prep.shards.runs import MergedShards, Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
     Rejects,
-    RejectSlice,
     RejectsPlan,
     ShardPlan,
     Shards,
@@ -52,8 +51,6 @@ REASONS_SHOWN = 32
 """For how many reasons, the most frequent, a report quotes records. A user's function may give thousands."""
 SAMPLES = 6
 """How many rows a report shows."""
-REJECTS_SHOWN = 3
-"""How many rejects of each reason a report quotes, from the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class LedgerTotals:
 
 
 class Dropped(NamedTuple):
-    """A record that was dropped: its file, its offset in bytes, its line from 1, and the drop.
+    """A record that a report quotes: its file, its offset in bytes, its line from 1 (0: not known), and the drop.
 
     `same_as` is the place of the earlier, equal record: file, offset and line. `file` is the number of the file in the
     input.
@@ -104,12 +101,11 @@ class Dropped(NamedTuple):
     file: int = 0
 
 
-def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
-    """The first drops of each reason in a block; lines count from its first line. For `text_limit` see `drops`."""
+def shown_in(block: Block, text_limit: int) -> list[Dropped]:
+    """The records of a block that a report may quote; their lines are not known. For `text_limit` see `shown`."""
     path, first = block.origin.source.path, block.origin.first_byte
     return [
-        Dropped(path, first + drop.offset, drop.line + 1, drop, file=block.origin.file)
-        for drop in drops(block.ledger, text_limit)
+        Dropped(path, first + drop.offset, 0, drop, file=block.origin.file) for drop in shown(block.ledger, text_limit)
     ]
 
 
@@ -128,11 +124,8 @@ class Plan:
         blocks, reused: how many blocks there are, and how many were already in the token cache.
         made: way (which encoder, which renderer ...) -> records made in this way, in reused blocks, too.
         roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
-        drops: the first dropped records of each reason.
-        marks: the first records that are kept and marked (`contaminated`).
+        shown: the first records that were dropped, rejected, or kept and marked (`contaminated`), of each reason.
         lengths: histograms of the lengths of kept rows (see `Batch.lengths`), after and before they were cut.
-        first_rejected: the rejects of the blocks that hold the first rejects of each reason.
-        first_rejects: the first rejects of each reason, as in the files of rejects.
         drawn: (domain, slice) of a few rows for the report.
         samples: these rows.
         splits: names of the splits; () without splits.
@@ -155,11 +148,8 @@ class Plan:
     reused: int = 0
     made: dict[str, int] = field(default_factory=dict)
     roles: dict[str, dict[str, int]] = field(default_factory=dict)
-    drops: tuple[Dropped, ...] = ()
-    marks: tuple[Dropped, ...] = ()
+    shown: tuple[Dropped, ...] = ()
     lengths: tuple[Histogram, Histogram] = ((), ())
-    first_rejected: tuple[RejectSlice, ...] = ()
-    first_rejects: tuple[dict[str, Any], ...] = ()
     drawn: tuple[tuple[str, Slice], ...] = ()
     samples: tuple[dict[str, Any], ...] = ()
     splits: tuple[str, ...] = ()
@@ -174,6 +164,10 @@ class Plan:
     def cut(self) -> bool:
         """True if rows lost tokens to `Layout.fit`."""
         return CUT in self.counters
+
+    def shown_as(self, kind: str) -> list[Dropped]:
+        """Of `shown`, those of a kind: `dropped`, `rejected` or `marked`."""
+        return [each for each in self.shown if each.found.kind == kind]
 
 
 _NO_COMPOSE = Compose()
@@ -218,10 +212,9 @@ def make_plan(
         except RunError as error:
             problem = str(error)
     shards_of = Counter(part for each in shards for part in each.parts)
-    rejects = Rejects(seen)
     return Plan(
         shards=itertools.chain.from_iterable(shards),
-        rejects=rejects,
+        rejects=Rejects(seen),
         ledger=ledger,
         counters=dict(sorted(seen.counts("counter").items())),
         inputs=receipts.inputs(),
@@ -232,9 +225,7 @@ def make_plan(
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made").items())),
         roles=_roles(seen),
-        drops=_listed(seen, row_indexes, "dropped", ledger.dropped),
-        marks=_listed(seen, row_indexes, "counter", {CONTAMINATED: 0}),
-        first_rejected=rejects.of(first_blocks(seen, "rejected", ledger.rejected, REJECTS_SHOWN)),
+        shown=_shown(seen, row_indexes, ledger),
         lengths=(seen.lengths("length"), seen.lengths("uncut")),
         drawn=_drawn(seen, splits),
         splits=() if splits is None else splits.names,
@@ -315,21 +306,24 @@ def _drawn(receipts: Receipts, splits: Splits | None) -> tuple[tuple[str, Slice]
     return tuple(found)
 
 
-def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int]) -> tuple[Dropped, ...]:
-    """`Plan.drops`, or `Plan.marks` (`counter`): the first `SHOWN` records of each reason, in input order.
-
-    It reads at most `SHOWN` blocks a reason.
-    """
-    blocks = first_blocks(receipts, kind, counts, SHOWN).tolist()
+def _shown(receipts: Receipts, row_indexes: RowIndexes, ledger: LedgerTotals) -> tuple[Dropped, ...]:
+    """`Plan.shown`, in input order. It reads at most `SHOWN` blocks a reason."""
+    counts = {"dropped": ledger.dropped, "rejected": ledger.rejected, "marked": {CONTAMINATED: 0}}
+    left, first = {}, [np.zeros(0, np.int64)]
+    for kind, of_kind in counts.items():
+        for reason in sorted(of_kind, key=lambda reason: (-of_kind[reason], reason))[:REASONS_SHOWN]:
+            left[kind, reason] = most = REJECTS_SHOWN if kind == "rejected" else SHOWN
+            counted = receipts.counted("counter" if kind == "marked" else kind, [reason])
+            first.append(np.flatnonzero(counted)[:most])
+    blocks = np.unique(np.concatenate(first)).tolist()
     before, found = first_lines(receipts), []
-    left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
-        row_index = row_indexes.view(block, blocks[place:]).row_index
-        for drop in row_index.drops if kind == "dropped" else row_index.marks:
-            if drop.line < receipts.lines[block] and left.get(drop.reason):
-                left[drop.reason] -= 1
+        for drop in row_indexes.view(block, blocks[place:]).row_index.shown:
+            which = drop.kind, drop.reason
+            if drop.line < receipts.lines[block] and left.get(which):
+                left[which] -= 1
                 offset, kept = int(receipts.first_byte[block]) + drop.offset, None
-                if drop.reason == DUPLICATE and kind == "dropped":
+                if which == ("dropped", DUPLICATE):
                     kept = _same_as(drop, row_indexes.view(block).copies, receipts, before)
                 if kept is not None:
                     drop = dataclasses.replace(drop, note=_equal_to(*kept))
@@ -352,14 +346,3 @@ def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> t
 def _equal_to(path: str, offset: int, line: int) -> str:
     kind = source_of(path)
     return f"equal to {kind.place(line)} of {path if kind.by_row else place_at(path, offset)}"
-
-
-def reasons_shown(counts: Mapping[str, int]) -> list[str]:
-    """The reasons for which a report quotes records: the most frequent, at most `REASONS_SHOWN`."""
-    return sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
-
-
-def first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
-    """int64, ascending: the first `count` blocks with each of the most frequent reasons."""
-    found = [np.flatnonzero(receipts.counted(kind, [reason]))[:count] for reason in reasons_shown(counts)]
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))

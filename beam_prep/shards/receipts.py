@@ -386,8 +386,7 @@ class RowIndex:
         outcomes: the meaning of the codes of `status`.
         counters: name -> int64 [rows].
         roles: messages and tokens by role.
-        drops: the first dropped records of each reason.
-        marks: the first records that are kept and marked.
+        shown: the records that a report may quote: the first ones that are dropped, rejected or marked, by line.
         length: int64 [rows], see `Batch.lengths`.
         digests: name -> digest of each row, see `Ledger.digests`.
         offset: int64 [rows], where the line of each row begins, in bytes from the block's first line; only with
@@ -401,8 +400,7 @@ class RowIndex:
     outcomes: list[tuple[OutcomeKind, str]]
     counters: dict[str, Array]
     roles: RoleCounts = field(default_factory=RoleCounts)
-    drops: tuple[Drop, ...] = ()
-    marks: tuple[Drop, ...] = ()
+    shown: tuple[Drop, ...] = ()
     length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     digests: dict[str, Array] = field(default_factory=dict)
     offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))

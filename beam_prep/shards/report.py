@@ -1,5 +1,6 @@
 """The report of a run or a preview: which roles are trained, what is cut, and why a run fails."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -123,7 +124,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         left_out = {**ledger.dropped, **ledger.rejected}
         most = max(left_out, key=left_out.__getitem__)
         advice = ADVICE.get(most, "check the field names in the config against the input")
-        is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
+        is_there = not any(_missing(drop, config) for drop in plan.shown_as("dropped") if drop.found.reason == most)
         if most == "rows_without_loss" and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({listed(left_out)}): {advice}", plan, config)
@@ -148,10 +149,8 @@ def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
         read, kept = plan.of_files[files].sum(axis=0)
         if read and not kept:
             problem = f"nothing is kept of input.groups[{number}], of {read} records: check its fields, or leave it out"
-            paths = {plan.inputs[file]["path"] for file in files}
-            rejects = [reject for reject in plan.first_rejects if reject["file"] in paths]
-            causes = lost_causes([drop for drop in plan.drops if drop.file in files], config)
-            return "; ".join([problem, *causes, *map(_said, rejects[:1])])
+            mine = tuple(each for each in plan.shown if each.file in files)
+            return _with_causes(problem, dataclasses.replace(plan, shown=mine, roles={}), config)
     return None
 
 
@@ -163,28 +162,28 @@ def nothing_trained(plan: Plan, config: ConfigView) -> str:
 
 def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
     """The problem with its probable causes, in one line: runners pass on only the first line."""
-    causes = list(lost_causes(plan.drops, config))
-    if plan.first_rejects:  # the most frequent reason is why the run fails; others may have been there for long
-        causes.append(_said(max(plan.first_rejects, key=lambda reject: plan.ledger.rejected[reject["reason"]])))
+    causes = list(lost_causes(plan.shown_as("dropped"), config))
+    if rejects := plan.shown_as("rejected"):  # the most frequent reason is why the run fails
+        causes.append(_said(max(rejects, key=lambda reject: plan.ledger.rejected[reject.found.reason])))
     if plan.roles:
         causes += role_warnings(plan.roles, config)
     return "; ".join([problem, *causes])
 
 
-def _said(reject: Mapping[str, Any]) -> str:
-    kind, file = source_of(reject["file"]), reject["file"]
-    if "line" in reject and not kind.by_row:
-        file = f"{file}, {kind.place(reject['line'])}"
-    where = at_offset(file, reject["offset"], kind.by_row)
-    message = " ".join((reject["message"] or "").split())
-    return f"the first reject of '{reject['reason']}' is {where}{f': {message[:_MESSAGE]}' if message else ''}"
+def _said(reject: Dropped) -> str:
+    kind, file, found = source_of(reject.path), reject.path, reject.found
+    if reject.line and not kind.by_row:
+        file = f"{file}, {kind.place(reject.line)}"
+    message = " ".join(found.note.split())[:_MESSAGE]
+    where = at_offset(file, reject.offset, kind.by_row)
+    return f"the first reject of '{found.reason}' is {where}{f': {message}' if message else ''}"
 
 
 def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
     """For each reason, compares the fields of the first dropped record with the fields that the config asks for.
 
     Args:
-        drops: see `Plan`.
+        drops: the first drops.
         config: the fields and masks of the config.
     """
     for reason in LOST:

@@ -261,9 +261,9 @@ class Rejects:
         for index, first in enumerate(range(0, int(self._offsets[-1]), self.most)):
             last = min(first + self.most, int(self._offsets[-1]))
             begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
-            yield RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
+            yield RejectsPlan(index, self._of(np.arange(begin, end + 1), first, last))
 
-    def of(self, blocks: Array, first: int = 0, last: int | None = None) -> tuple[RejectSlice, ...]:
+    def _of(self, blocks: Array, first: int, last: int) -> tuple[RejectSlice, ...]:
         """The rejects of blocks, from number `first` of the plan up to, not including, number `last`."""
         starts, stops = self._offsets[blocks], self._offsets[blocks + 1]
         used = starts < stops
@@ -271,7 +271,7 @@ class Rejects:
         columns = (
             self._receipts.names.take(pa.array(blocks)).to_pylist(),
             (np.maximum(starts, first) - starts).tolist(),
-            (np.minimum(stops, self._offsets[-1] if last is None else last) - starts).tolist(),
+            (np.minimum(stops, last) - starts).tolist(),
             map(self._receipts.path, blocks),
             self._receipts.first_byte[blocks].tolist(),
             self._first_line[blocks].tolist(),

@@ -27,7 +27,7 @@ from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, ShardReceipt, WrittenFile
 from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
-from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
+from beam_prep.shards.plan import Dropped, Plan
 from beam_prep.shards.report import ConfigView, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage import output as outputs
@@ -249,16 +249,6 @@ def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarg
         file.close()
     (written,) = files.written()
     return written
-
-
-def first_rejects(plan: Plan, token_cache: TokenCache) -> tuple[dict[str, Any], ...]:
-    """The first rejects of the most frequent reasons, in input order, with the fields of a file of rejects."""
-    left, found = dict.fromkeys(reasons_shown(plan.ledger.rejected), REJECTS_SHOWN), []
-    for entry in _rejects(plan.first_rejected, token_cache):
-        if left.get(entry["reason"]):
-            left[entry["reason"]] -= 1
-            found.append(entry)
-    return tuple(found)
 
 
 SAMPLE_TOKENS, SAMPLE_LISTS = 512, 4
@@ -545,9 +535,9 @@ class Publisher:
             "warnings": [*self.run.get("warnings", ()), *warnings(manifest, self._config, bad)],
             "report": {
                 "lengths": {"kept": plan.lengths[0], "uncut": plan.lengths[1]},
-                "dropped": [_dropped(drop) for drop in plan.drops],
-                **({"marked": [_dropped(drop) for drop in plan.marks]} if plan.marks else {}),
-                "rejected": plan.first_rejects,
+                "dropped": [_shown(drop) for drop in plan.shown_as("dropped")],
+                **({"marked": marked} if (marked := [*map(_shown, plan.shown_as("marked"))]) else {}),
+                "rejected": [_shown(reject) for reject in plan.shown_as("rejected")],
                 "samples": plan.samples,
             },
         }
@@ -569,9 +559,9 @@ def _of(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
     return {name[len(prefix) :]: count for name, count in counts.items() if name.startswith(prefix)}
 
 
-def _dropped(drop: Dropped) -> dict[str, Any]:
+def _shown(drop: Dropped) -> dict[str, Any]:
     found = drop.found
-    note = {"note": found.note} if found.note else {}
+    note = {"message" if found.kind == "rejected" else "note": found.note} if found.note else {}
     place = {"file": drop.path, "offset": drop.offset, "line": drop.line}
     kept = {} if drop.same_as is None else {"same_as": dict(zip(place, drop.same_as, strict=True))}
     return {**place, "reason": found.reason, **note, **kept, "text": found.text}

@@ -32,7 +32,7 @@ from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, Sampl
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import Staging, normalise_path
-from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard, first_rejects, samples, write_rejects
+from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard, samples, write_rejects
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import RowsWithoutLoss
@@ -195,7 +195,6 @@ def plan_output(
     blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
     receipts = Receipts.of(blobs)
     plan = make_plan(receipts, token_cache.row_indexes, max_tokens, max_items, compose, scratch.copies)
-    plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, token_cache))
     if publisher.max_reject_chars:
         plan = dataclasses.replace(plan, samples=samples(plan, arranger))
     earlier = publisher.earlier()
@@ -207,7 +206,7 @@ def plan_output(
         yield from publisher.keyed(shards, arranger, plan.columns, earlier)
     yield from plan.rejects
     # The counts tell `publish` which shards there must be.
-    small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
+    small = dataclasses.replace(plan, shards=(), rejects=(), groups=())
     if plan.runs is None or not goes_on:
         yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(small, runs=None))
     else:

@@ -103,7 +103,7 @@ def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
     count = 3
     outcomes: Any = [("rejected", f"reason {number}") for number in range(255)]
     lines = np.arange(count, dtype=np.int32)
-    marks = tuple(Drop(line, 10 * line, "contaminated") for line in range(count))
+    marks = tuple(Drop(line, 10 * line, "contaminated", kind="marked") for line in range(count))
     zeros = np.zeros(count, np.int64)
     row_index = RowIndex(
         lines,
@@ -112,13 +112,16 @@ def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
         np.zeros(count, np.uint8),
         outcomes,
         {},
-        marks=marks,
+        shown=marks,
         length=zeros,
         offset=10 * np.arange(count),
     )
     one = np.array([1])
     seen = view(row_index, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None).row_index
-    assert [mark.line for mark in seen.marks] == [0, 2]
     assert seen.status.tolist() == [0, 256, 0]
     assert seen.outcomes[255] == ("dropped", "duplicate")
-    assert [(drop.line, drop.offset, drop.reason) for drop in seen.drops] == [(1, 10, "duplicate")]
+    assert [(drop.line, drop.offset, drop.reason) for drop in seen.shown] == [
+        (0, 0, "contaminated"),
+        (1, 10, "duplicate"),
+        (2, 20, "contaminated"),
+    ]

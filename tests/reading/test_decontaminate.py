@@ -13,7 +13,7 @@ from hypothesis import example, given
 import beam_prep as bp
 from beam_prep.reading import decontaminate as module
 from beam_prep.reading.decontaminate import Index, IndexBuilder, Shared, decontaminate
-from beam_prep.reading.records import SHOWN, marks
+from beam_prep.reading.records import SHOWN, shown
 
 
 def words(text: str) -> list[str]:
@@ -99,7 +99,7 @@ def test_of_dropped_records_the_first_say_what_they_share() -> None:
 def test_a_marked_record_that_is_dropped_later_is_not_listed_as_kept() -> None:
     ledger = decontaminate(bp.testing.records([{"a": "two words"}] * 2), REFERENCES, mode="mark").ledger
     ledger.drop(np.array([0]), "later")
-    assert [each.line for each in marks(ledger, 9)] == [1]
+    assert [(each.line, each.kind) for each in shown(ledger, 9)] == [(0, "dropped"), (1, "marked")]
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ class Counts:
     Attributes:
         kept: the kept rows.
         counts: what became of how many lines.
-        rejects, drops: of each reason, where they are: (block, number in it, path, first byte, first line), and
-            (reason, path, offset, line).
+        rejects: where they are: (reason, (block, number in it, path, first byte, first line)).
+        drops, shown: (reason, path, offset, line) of drops, and of rejects.
     """
 
     def __init__(self, blocks: Blocks, max_items: int | None) -> None:
@@ -52,6 +52,7 @@ class Counts:
         self.counts: Counter[str] = Counter()
         self.rejects: list[tuple[str, tuple[Any, ...]]] = []
         self.drops: list[tuple[str, str, int, int]] = []
+        self.shown: list[tuple[str, str, int, int]] = []
         for receipt in blocks.receipts:
             first, path = receipt["start"] // LINE_BYTES, receipt["path"].decode()
             rejects = 0
@@ -68,8 +69,8 @@ class Counts:
                     where = (receipt["name"], rejects, path, receipt["first_byte"], first)
                     self.rejects.append((reason, where))
                     rejects += 1
-                if kind == "dropped":
-                    self.drops.append((reason, path, (first + place) * LINE_BYTES, first + place + 1))
+                listed = {"dropped": self.drops, "rejected": self.shown}.get(kind, [])
+                listed.append((reason, path, (first + place) * LINE_BYTES, first + place + 1))
 
 
 BEHIND_THE_END = [[None] * 5 + [None, None, Row(1), None, None, None, None]]
@@ -135,15 +136,14 @@ def test_the_plan_is_what_a_sequential_program_does(
     assert [file.index for file in plan.rejects] == list(range(len(rejects)))
     assert {len(file) for file in rejects[:-1]} <= {rejects_per_file}
     assert [place for file in rejects for place in file] == [where for _, where in wanted.rejects]
-    first = {
-        (name, path, byte)
-        for reason in named["rejected"]
-        for name, path, byte in list(dict.fromkeys((w[0], *w[2:4]) for r, w in wanted.rejects if r == reason))[
-            : plan_module.REJECTS_SHOWN
+    for kind, records, most in (
+        ("rejected", wanted.shown, plan_module.REJECTS_SHOWN),
+        ("dropped", wanted.drops, DROPS),
+    ):
+        first = [
+            record for place, record in enumerate(records) if [r[0] for r in records[:place]].count(record[0]) < most
         ]
-    }
-    assert {(piece.name, piece.path, piece.first_byte) for piece in plan.first_rejected} == first
-    assert [(drop.found.reason, *drop[:3]) for drop in plan.drops] == wanted.drops[:DROPS]
+        assert [(drop.found.reason, *drop[:3]) for drop in plan.shown_as(kind)] == first
 
     rows = {(receipt["name"], domain[0]): domain[1] for receipt in blocks.receipts for domain in receipt.domains}
     assert len(plan.drawn) == min(len(wanted.kept), plan_module.SAMPLES)
