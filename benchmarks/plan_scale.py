@@ -54,7 +54,7 @@ from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest
 from beam_prep.shards.compose import Compose, DomainMix, Splits, view_receipt
 from beam_prep.shards.plan import Plan
 from beam_prep.shards.receipts import BlockReceipt, Copies, RowIndex, placed
-from beam_prep.shards.runs import RunCounts, Runs, SampleCounts
+from beam_prep.shards.runs import RunCounts, Runs
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.publish import KeyedShard, Publisher, WrittenShard
@@ -334,7 +334,7 @@ def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {**clock.found, **named, "side input bytes": (folder / "plan").stat().st_size, "shards peak": peak()}
 
 
-def drawn_counts(runs: Runs) -> tuple[SampleCounts, RunCounts]:
+def drawn_counts(runs: Runs) -> tuple[RunCounts, RunCounts]:
     """Simulated counts of runs, with rows spread equally over all keys."""
     rng = np.random.default_rng(SEED)
     samples, rows, sums, border = {}, {}, {}, {}
@@ -345,13 +345,13 @@ def drawn_counts(runs: Runs) -> tuple[SampleCounts, RunCounts]:
         taken = runs.parts.taken().get(part)
         if taken is not None and taken.most is not None:
             samples[part] = np.full(1 << 16, max(1, tokens >> 16))
-    counted = SampleCounts(samples)
+    counted = RunCounts(samples=samples)
     for part, limit in counted.limits(runs.parts).items():
         many = max(1, int(runs.parts.rows[part]) >> 16)
         keys = rng.integers(limit.first, limit.last, many, np.uint64, endpoint=True)
         sizes = np.full(many, max(1, int(runs.parts.tokens[part]) // max(1, int(runs.parts.rows[part]))), np.uint64)
         border[part] = np.stack([keys, sizes, rng.integers(0, int(runs.parts.ranges[part]), many, np.uint64)], axis=1)
-    return counted, RunCounts(runs.runs, rows, sums, border)
+    return counted, RunCounts(runs.runs, {}, rows, sums, border)
 
 
 def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:

@@ -260,37 +260,6 @@ def _places(receipts: Receipts, used: Array) -> Iterator[Place]:
         yield from map(Place, names, copies, *where, parts, receipts.rows[blocks].tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class SampleCounts:
-    """Part -> tokens by the first bits of the sample key, int64 [2^16], for parts of which a mix draws rows."""
-
-    tokens: Mapping[int, Array] = field(default_factory=dict)
-
-    def __add__(self, other: "SampleCounts") -> "SampleCounts":
-        return SampleCounts(_merged(self.tokens, other.tokens))
-
-    @classmethod
-    def of(cls, made: Arranged, tokens: Array, parts: Parts) -> "SampleCounts":
-        """From arranged rows; `tokens`: the tokens of each row."""
-        found = {}
-        for code, taken in parts.taken().items():
-            if taken.most is not None:
-                here = (made.part == code) & (made.sample > 0)
-                first = (made.sample[here] >> np.uint64(64 - HISTOGRAM)).astype(np.int64)
-                found[code] = np.bincount(first, tokens[here], 1 << HISTOGRAM).astype(np.int64)
-        return cls(found)
-
-    def limits(self, parts: Parts) -> dict[int, "Limit"]:
-        """Part -> the bin of the histogram in which its cutoff lies."""
-        found = {}
-        for code, counts in self.tokens.items():
-            until = np.cumsum(counts)
-            bin_ = min(int(np.searchsorted(until, parts.more(code))), len(until) - 1)
-            first = bin_ << (64 - HISTOGRAM)
-            found[code] = Limit(first, first + (1 << (64 - HISTOGRAM)) - 1, int(until[bin_] - counts[bin_]))
-        return found
-
-
 class Limit(NamedTuple):
     """The bin of a histogram in which the cutoff of a part lies.
 
@@ -310,16 +279,19 @@ Limits = Mapping[int, Limit]
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Counts of the rows in runs.
+    """Counts of the rows in runs. They can be added.
 
     Attributes:
         runs: how many runs are counted.
+        samples: part -> tokens by the first bits of the sample key, int64 [2^16], for parts of which a mix draws rows.
+            They are counted first, and decide the limits of the runs.
         rows: part -> int64 [shards], rows that are written in any case.
         tokens: part -> int64 [2], tokens of those rows, and how many of those rows were drawn for a mix.
         border: part -> uint64 [rows, 3], sample key, tokens and shard of the rows in the bin of the cutoff.
     """
 
     runs: int = 0
+    samples: Mapping[int, Array] = field(default_factory=dict)
     rows: Mapping[int, Array] = field(default_factory=dict)
     tokens: Mapping[int, Array] = field(default_factory=dict)
     border: Mapping[int, Array] = field(default_factory=dict)
@@ -327,10 +299,32 @@ class RunCounts:
     def __add__(self, other: "RunCounts") -> "RunCounts":
         return RunCounts(
             self.runs + other.runs,
+            _merged(self.samples, other.samples),
             _merged(self.rows, other.rows),
             _merged(self.tokens, other.tokens),
             _merged(self.border, other.border, lambda *both: np.concatenate(both)),
         )
+
+    @classmethod
+    def sampled(cls, made: Arranged, tokens: Array, parts: Parts) -> "RunCounts":
+        """Only the samples, from arranged rows; `tokens`: the tokens of each row."""
+        found = {}
+        for code, taken in parts.taken().items():
+            if taken.most is not None:
+                here = (made.part == code) & (made.sample > 0)
+                first = (made.sample[here] >> np.uint64(64 - HISTOGRAM)).astype(np.int64)
+                found[code] = np.bincount(first, tokens[here], 1 << HISTOGRAM).astype(np.int64)
+        return cls(samples=found)
+
+    def limits(self, parts: Parts) -> dict[int, Limit]:
+        """Part -> the bin of the histogram in which its cutoff lies."""
+        found = {}
+        for code, counts in self.samples.items():
+            until = np.cumsum(counts)
+            bin_ = min(int(np.searchsorted(until, parts.more(code))), len(until) - 1)
+            first = bin_ << (64 - HISTOGRAM)
+            found[code] = Limit(first, first + (1 << (64 - HISTOGRAM)) - 1, int(until[bin_] - counts[bin_]))
+        return found
 
     @classmethod
     def of(cls, made: Arranged, number: Array, tokens: Array, parts: Parts, limits: Limits) -> "RunCounts":
@@ -346,7 +340,7 @@ class RunCounts:
             if limit is not None:
                 found = (made.sample[open_], tokens[open_].astype(np.uint64), number[open_].astype(np.uint64))
                 border[code] = np.stack(found, axis=1)
-        return cls(1, rows, sums, border)
+        return cls(1, {}, rows, sums, border)
 
 
 def _merged(

@@ -17,7 +17,7 @@ from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, se
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, scaled, view
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.receipts import Copies, View
-from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, SampleCounts, batches_of
+from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, batches_of
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
 from beam_prep.storage.stores import is_local
@@ -236,12 +236,12 @@ class Arranger:
                 if len(found):
                     yield found.rows, found.cut
 
-    def survey(self, group: RunGroup) -> SampleCounts:
+    def survey(self, group: RunGroup) -> RunCounts:
         """Counts the tokens of a mix by sample key, for the blocks of a run. Without a mix nothing is counted."""
-        counts = SampleCounts()
+        counts = RunCounts()
         for place in group.places if group.runs.parts.wanted else ():
             seen, made = self._arranged(place, group.runs, {})
-            counts += SampleCounts.of(made, seen.row_index.tokens[made.row], group.runs.parts)
+            counts += RunCounts.sampled(made, seen.row_index.tokens[made.row], group.runs.parts)
         return counts
 
     def _arranged(self, place: Place, runs: Runs, limits: Limits) -> tuple[View, Arranged]:

@@ -28,7 +28,7 @@ from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan, make_plan, with_merged
 from beam_prep.shards.receipts import BlockReceipt, Copies, Receipts, pack_receipts, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
-from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
+from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import Staging, normalise_path
@@ -217,7 +217,7 @@ def plan_output(
 # The merges of a shuffle
 
 
-def make_run(group: RunGroup, counts: SampleCounts, arranger: Arranger) -> RunCounts:
+def make_run(group: RunGroup, counts: RunCounts, arranger: Arranger) -> RunCounts:
     """The blocks of a run -> a file with their rows, sorted; returns its counts."""
     return arranger.write_run(group, counts.limits(group.runs.parts))
 
@@ -231,7 +231,7 @@ def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int
 
 
 def plan_shards(
-    plan: Plan, samples: SampleCounts, counts: RunCounts, merged: int, arranger: Arranger, publisher: Publisher
+    plan: Plan, samples: RunCounts, counts: RunCounts, merged: int, arranger: Arranger, publisher: Publisher
 ) -> Iterable[Any]:
     """The plan -> the shards to write, and (tagged `plan`) the plan with these shards, for `publish`."""
     runs = plan.runs
@@ -256,11 +256,11 @@ def merge_shards(
         publisher: of the output.
     """
     groups = groups | "SpreadRuns" >> beam.Reshuffle()
-    no_samples, no_runs = SampleCounts(), RunCounts()
+    added = partial(sum, start=RunCounts())
     surveyed = groups | "Survey" >> beam.Map(arranger.survey)
-    samples = beam.pvalue.AsSingleton(surveyed | "Samples" >> beam.CombineGlobally(partial(sum, start=no_samples)))
+    samples = beam.pvalue.AsSingleton(surveyed | "Samples" >> beam.CombineGlobally(added))
     made = groups | "Runs" >> beam.Map(make_run, samples, arranger)
-    counts = beam.pvalue.AsSingleton(made | "Counts" >> beam.CombineGlobally(partial(sum, start=no_runs)))
+    counts = beam.pvalue.AsSingleton(made | "Counts" >> beam.CombineGlobally(added))
     merged = beam.pvalue.AsSingleton(
         plans
         | "SecondLevel" >> beam.FlatMap(second_level, counts)

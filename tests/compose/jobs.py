@@ -17,7 +17,7 @@ from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.shards.compose import Compose, DomainMix, RunSizes, Splits
 from beam_prep.shards.plan import Plan, make_plan, with_merged
 from beam_prep.shards.receipts import BlockReceipt, Receipts, pack_receipts, placed
-from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
+from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs
 from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.token_cache import TokenCache
@@ -218,7 +218,7 @@ def merged(plan: Plan, arranger: Arranger) -> tuple[Plan, list[ShardPlan]]:
     assert runs is not None
     groups = list(plan.groups)
     assert len(groups) == runs.runs
-    samples = sum((arranger.survey(group) for group in groups if runs.parts.wanted), SampleCounts())
+    samples = sum((arranger.survey(group) for group in groups if runs.parts.wanted), RunCounts())
     limits = samples.limits(runs.parts)
     counts = sum((arranger.write_run(group, limits) for group in groups[::-1]), RunCounts())
     for group, wide in runs.tasks():
