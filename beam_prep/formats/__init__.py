@@ -214,9 +214,6 @@ class Format:
             columns: the columns of the output.
             domains: domain -> folder.
             shards: all shards, in order.
-
-        Raises:
-            FormatError: a shard lacks files of this format.
         """
         return {}
 

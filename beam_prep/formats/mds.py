@@ -32,9 +32,8 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
 from beam_prep.formats import Format, Row, ShardReader, ShardWriter, cast, in_temporary_folder, map_file
-from beam_prep.formats.manifest import MANIFEST, ShardReceipt
+from beam_prep.formats.manifest import ShardReceipt
 from beam_prep.shards.domains import part_of
 
 INDEX = "index.json"
@@ -50,9 +49,7 @@ def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt
     entries = []
     for shard in shards:
         name = _NAME.format(shard=shard.shard)
-        file = {file.path: file for file in shard.files}.get(f"{folder}/{name}")
-        if file is None:
-            raise FormatError(f"{MANIFEST} does not list {folder}/{name}, which {folder}/{INDEX} needs")
+        file = {file.path: file for file in shard.files}[f"{folder}/{name}"]
         raw = {"basename": name, "bytes": file.bytes, "hashes": {"sha256": file.sha256}}
         entries.append({**_description(columns), "raw_data": raw, "samples": shard.rows, "zip_data": None})
     return {"shards": entries, "version": 2}
@@ -190,17 +187,13 @@ class MDSReader(ShardReader):
     def _row(self, number: int) -> Row:
         row = self._data[self._starts[number] : self._starts[number + 1]]
         start = _U4.itemsize * sum(_size(field) is None for field in self._fields)
-        if len(row) < start:
-            raise ValueError(f"found {len(row)} bytes, wanted at least {start}")
-        said = iter(row[:start].view(_U4).tolist())
+        said = row[:start].view(_U4).tolist()
         arrays = {}
         for field in self._fields:
             size = _size(field)
-            stop = start + (next(said) if size is None else size)
+            stop = start + (said.pop(0) if size is None else size)
             arrays[field.name] = _decoded(row[start:stop], field)
             start = stop
-        if start != len(row):
-            raise ValueError(f"its fields have {start} bytes, all of it {len(row)}")
         rows: Row = {}
         for column in self._columns:
             values, lists = arrays[column.name], column.depth == 2

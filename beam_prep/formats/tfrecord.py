@@ -117,12 +117,10 @@ class TFRecordReader(ShardReader):
             begin = starts[-1] + _HEAD
             head = bytes(data[begin - _HEAD : begin])
             where = f"{self._path}: row {len(starts) - 1}"
-            if len(head) < _HEAD:
-                raise FormatError(f"{where} is cut")
-            if _crc(head[:8]) != head[8:]:
+            if len(head) == _HEAD and _crc(head[:8]) != head[8:]:
                 raise FormatError(f"{where} is damaged: the crc of its length differs")
             starts.append(begin + int.from_bytes(head[:8], "little") + _FOOT)
-            if starts[-1] > len(data):
+            if len(head) < _HEAD or starts[-1] > len(data):
                 raise FormatError(f"{where} is cut")
         return np.array(starts)
 

@@ -254,7 +254,7 @@ def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     what = (compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)
     digest = hashlib.sha256(repr(what).encode())
     for block, (file, name) in enumerate(zip(receipts.file, receipts.names, strict=True)):
-        digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
+        digest.update(f"{file} {name} {receipts.copies[block]}\n".encode())
     return digest.hexdigest()
 
 
@@ -301,7 +301,7 @@ def _drawn(receipts: Receipts, splits: Splits | None) -> tuple[tuple[str, Slice]
         domain = receipts.domains[receipts.entry_domain.flat[entry]]
         file, first_byte = (int(column[block]) for column in places)
         name, place = receipts.names[block].as_py(), entry - int(offsets[block])
-        piece = Slice(name, place, start, start + 1, file, first_byte, receipts.copies(block))
+        piece = Slice(name, place, start, start + 1, file, first_byte, receipts.copies[block])
         found.append((domain_of(domain, splits), piece))
     return tuple(found)
 
@@ -328,7 +328,7 @@ def _shown(receipts: Receipts, row_indexes: RowIndexes, ledger: LedgerTotals) ->
                 if kept is not None:
                     drop = dataclasses.replace(drop, note=_equal_to(*kept))
                 line, file = int(before[block]) + drop.line + 1, int(receipts.file[block])
-                found.append(Dropped(receipts.path(block), offset, line, drop, kept, file))
+                found.append(Dropped(receipts.paths[block], offset, line, drop, kept, file))
     return tuple(found)
 
 
@@ -340,7 +340,7 @@ def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> t
     block = int(np.flatnonzero((receipts.file == copies.file[place]) & (receipts.start == copies.start[place]))[0])
     line = int(before[block] + copies.kept_line[place]) + 1
     offset = int(receipts.first_byte[block] + copies.offset[place])
-    return receipts.path(block), offset, line
+    return receipts.paths[block], offset, line
 
 
 def _equal_to(path: str, offset: int, line: int) -> str:

@@ -8,7 +8,7 @@ import copy
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -231,6 +231,7 @@ class Receipts:
         entry_domain: codes, one row a block: the domains of the block, in the block's order.
         entry_rows, entry_tokens: int64, aligned with `entry_domain`.
         rows, tokens: int64 [blocks], over all domains.
+        paths, copies: the file of each block, as given, and the file of its copies, see `STATISTICS`.
 
     Raises:
         ValueError: blocks differ in their columns.
@@ -245,7 +246,7 @@ class Receipts:
             for name in ("file", "start", "size", "first_byte", "lines")
         )
         self.reused = found["reused"].true_count
-        self._paths, self._copies = (_texts(found[name]) for name in ("path", "copies"))
+        self.paths, self.copies = (_texts(found[name]) for name in ("path", "copies"))
         self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
         if len(texts := found["columns"].unique().to_pylist()) > 1:
             raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
@@ -301,30 +302,18 @@ class Receipts:
         cut_off = np.append(files, 1)[1:].astype(bool) & plain & (ends < sizes)
         for block in np.flatnonzero((self.start != wanted) | twice | (files > 1) | cut_off)[:1]:
             raise EngineError(
-                f"the blocks of {self.path(block)}, or of the file before, do not follow each other to the end, at the "
-                f"bytes from {self.start[block]} to {ends[block]}: the runner lost or doubled a block, run again"
+                f"the blocks of {self.paths[block]}, or of the file before, do not follow each other to the end, at "
+                f"the bytes from {self.start[block]} to {ends[block]}: the runner lost or doubled a block, run again"
             )
-
-    def _files(self) -> Iterator[tuple[int, int]]:
-        """The blocks [first, stop) of each file."""
-        return itertools.pairwise([*changes(self.file).tolist(), len(self)])
 
     def inputs(self) -> list[dict[str, Any]]:
         """Path, size in the store and digest of the content of each file."""
         result = []
-        for first, stop in self._files():
+        for first, stop in itertools.pairwise([*changes(self.file).tolist(), len(self)]):
             nodes = self._nodes.slice(first, stop - first).flatten().flatten()
             digest = tree_digest(itertools.starmap(Node, zip(*(each.to_pylist() for each in nodes), strict=True)))
-            result.append({"path": self.path(first), "size": self._path_size[first].as_py(), "digest": digest})
+            result.append({"path": self.paths[first], "size": self._path_size[first].as_py(), "digest": digest})
         return result
-
-    def path(self, block: int) -> str:
-        """The file of a block, as given."""
-        return self._paths[block]
-
-    def copies(self, block: int) -> str:
-        """The file of a block's copies, see `STATISTICS`."""
-        return self._copies[block]
 
     def of_parts(self, wanted: Array) -> "Receipts":
         """The same blocks with only the domains in `wanted`, bool [domains]."""
@@ -515,5 +504,5 @@ class RowIndexes:
             found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
             self._found = {each: self._found[each] for each in wanted if each in self._found}
             for each, row_index in zip(new, found, strict=True):
-                self._found[each] = self._see(row_index, self._receipts.copies(each))
+                self._found[each] = self._see(row_index, self._receipts.copies[each])
         return self._found[block]

@@ -254,7 +254,7 @@ def _places(receipts: Receipts, used: Array) -> Iterator[Place]:
     columns = (receipts.file, receipts.first_byte, first_lines(receipts))
     for first in range(0, len(used), 10_000):
         blocks = used[first : first + 10_000]
-        names, copies = receipts.names.take(pa.array(blocks)).to_pylist(), map(receipts.copies, blocks)
+        names, copies = receipts.names.take(pa.array(blocks)).to_pylist(), map(receipts.copies.__getitem__, blocks)
         parts = map(tuple, receipts.entry_domain.take(blocks).to_lists())
         where = (column[blocks].tolist() for column in columns)
         yield from map(Place, names, copies, *where, parts, receipts.rows[blocks].tolist())

@@ -215,7 +215,7 @@ class Shards:
         domain = place if self._splits is None else place * len(self._splits.names) + self._split
         file, first_byte = (int(column[block]) for column in self._places)
         name = self._receipts.names[block].as_py()
-        return Slice(name, domain, start, stop, file, first_byte, self._receipts.copies(block))
+        return Slice(name, domain, start, stop, file, first_byte, self._receipts.copies[block])
 
 
 def numbered(parts: Sequence[str], splits: Splits | None) -> Iterator[ShardPlan]:
@@ -272,7 +272,7 @@ class Rejects:
             self._receipts.names.take(pa.array(blocks)).to_pylist(),
             (np.maximum(starts, first) - starts).tolist(),
             (np.minimum(stops, last) - starts).tolist(),
-            map(self._receipts.path, blocks),
+            map(self._receipts.paths.__getitem__, blocks),
             self._receipts.first_byte[blocks].tolist(),
             self._first_line[blocks].tolist(),
         )
