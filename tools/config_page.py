@@ -13,7 +13,7 @@ from typing import Any
 from beam_prep import hints
 from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import LARGEST_WHOLE, Strict, meanings
-from beam_prep.data.block import ADVICE, DROPPED
+from beam_prep.data.block import REASONS
 from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS
 from beam_prep.options import OPTIONS
@@ -24,75 +24,6 @@ PAGES = ("config.md", "formats.md", "renamed.md")
 HEAD = "| path | type | default | meaning |\n|---|---|---|---|"
 _TABLE = re.compile(r"(<!-- table: (?P<objects>.*) -->\n)(?:\|.*\n)*")
 _DEFS = PipelineConfig.json_schema()["$defs"]
-REJECTED: dict[str, str] = {
-    "bad_json": "is not JSON",
-    "invalid_utf8": "is not UTF-8",
-    "duplicate_key": "has a key twice in one object",
-    "keep_fields": "has a value in a field of `output.keep_fields` that its column cannot hold",
-    "bad_number": "has a number beyond a double, or one that its column's dtype does not hold",
-    "bad_text": "has half of a surrogate pair (`\\ud800` alone) in a text or a key, which no tokenizer takes",
-    "line_too_long": "is longer than `--max_line_bytes`; at most 64 KB of it are read for `text`",
-    "too_deep": "is nested deeper than 512 levels",
-    "no_split_key": "has no `output.split_key`, which decides its split",
-    "no_key": "has none of the fields that deduplication compares",
-    "not_an_object": "is JSON, but not an object",
-    "not_json": "has a value that JSON lacks (bytes, NaN), in a collection, or in a table's field that the run reads",
-    "wrong_type": "has a field of the wrong type, for instance a number where a text is wanted",
-    "bad_message": "has a message without a role",
-    "bad_weight": "has a weight that is not 0 or 1, or contradicts `train`; with `loss_weights`: beyond 1e-12 to 1e12",
-    "unsupported_part": "has a content part of a type that is not known",
-    "not_text": "has an image, a sound, a video or a file",
-    "bad_tools": "has `tools` or `functions` that a template cannot take",
-    "bad_kwargs": "has `chat_template_kwargs` that a template cannot take",
-    "template_error": "has a message that the chat template refuses, or fails on",
-    "not_rendered": "has a content or a call that the chat template does not write",
-    "bad_arguments": "has a call whose arguments are a string but no JSON object, and the template takes objects",
-    "template_limit": "makes the chat template exceed the limits of a rendering",
-    "control_token": 'has the text of a control token in a text, and `control_tokens` is `"reject"`; or of FIM',
-    "turn_begin": "has a message to train whose begin is not certain",
-    "turn_end": "has a message to train whose end is not certain",
-    "turn_apart": "has a message to train that the template does not write in one piece",
-    "turn_unplaced": "has a message to train whose place in the rendering is not known",
-    "last_not_assistant": "ends with another role than the assistant's",
-    "no_prompt": "has no message before the answer",
-    "no_answer": "has nothing after the prompt",
-    "missing_source": "lacks one of several outputs (`chosen` without `rejected`), or a field of its rollouts",
-    "equal_sides": "has equal sides, or the same tokens for chosen and rejected",
-    "prompt_differs": "has a side that neither begins with the prompt nor holds an answer alone",
-    "not_prompt_first": "has a token after the first trained one that is not trained (`prompt_completion`)",
-    "count_mismatch": "has lists of different lengths (4 responses, 3 rewards; 9 ids, 8 log probabilities)",
-    "unknown_role": "has a message from a sender that its adapter has no role for",
-    "missing_field": "lacks a field that its adapter needs",
-    "field_taken": "has a field that its adapter would write",
-    "no_place": "has a field for which a prompt of its adapter has no place",
-    "bad_id": "has a token id that the tokenizer does not have",
-    "padded": "is tokenised already, and padded",
-    "packed": "is tokenised already, and packed",
-    "labels_differ": "is tokenised already, with labels that are not its ids",
-    "too_short_to_shift": "has fewer than 2 tokens, and the labels are shifted",
-    "rows_without_loss": 'has nothing to train on, and `rows_without_loss` is `"reject"`',
-}
-"""Reason -> what is wrong with the record."""
-SEE = {
-    "bad_message": ("other shapes", "which_config.md#records-of-another-shape"),
-    "keep_fields": ("ids", "config.md#ids-beside-the-tokens"),
-    "no_split_key": ("splits", "compose.md#splits"),
-    "no_key": ("deduplication", "compose.md#deduplication"),
-    "not_json": ("types", "sources.md#types"),
-    "not_text": ("what is no text", "config.md#what-is-no-text"),
-    "template_limit": ("limits", "config.md#limits-of-a-rendering"),
-    "control_token": ("control tokens", "config.md#control-tokens"),
-    "turn_begin": ("rejects", "templates.md#how-to-read-a-reject"),
-    "turn_end": ("rejects", "templates.md#how-to-read-a-reject"),
-    "turn_apart": ("rejects", "templates.md#how-to-read-a-reject"),
-    "turn_unplaced": ("rejects", "templates.md#how-to-read-a-reject"),
-    "missing_source": ("rollouts", "rollouts.md#what-is-checked"),
-    "prompt_differs": ("preference pairs", "which_config.md#preference-pairs"),
-    "bad_id": ("rollouts", "rollouts.md#what-is-checked"),
-    "contaminated": ("decontamination", "decontaminate.md"),
-    "not_sampled": ("mix", "compose.md#mix"),
-}
-"""Reason -> (text, link) of the page that explains it."""
 _LISTS = {"SectionConfig": "list of sections", "GroupConfig": "list of groups"}
 
 
@@ -112,8 +43,8 @@ def with_tables(text: str) -> str:
     text = _TABLE.sub(table, text)
     made_of = {
         "options": _options(),
-        "rejected": _reasons(REJECTED),
-        "dropped": _reasons(DROPPED),
+        "rejected": _reasons(REASONS["rejected"]),
+        "dropped": _reasons(REASONS["dropped"]),
         "checks": _checks(),
         "renamed": _renamed(),
         "files": _files(),
@@ -138,13 +69,12 @@ def _options() -> Iterator[str]:
         yield f"| {names} | {'required' if option.required else default} | {meaning}. |"
 
 
-def _reasons(reasons: Mapping[Any, str]) -> Iterator[str]:
+def _reasons(reasons: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """Every reason to leave out a record, with advice."""
     yield from ("| reason | the record | what to do |", "|---|---|---|")
-    for name, meaning in reasons.items():
-        see = f" See [{SEE[name][0]}]({SEE[name][1]})." if name in SEE else ""
-        advice = ADVICE.get(name, "").replace("<", "&lt;")
-        yield f"| `{name}` | {meaning}.{see} | {advice} |"
+    for name, found in reasons.items():
+        see = f" See {found['see']}." if "see" in found else ""
+        yield f"| `{name}` | {found['record']}.{see} | {found.get('advice', '').replace('<', '&lt;')} |"
 
 
 def rows() -> dict[str, str]:

@@ -1,16 +1,14 @@
-"""A block: the records of one split of the input, and its ledger: the outcome of every line, with its reason.
-
-`tools/config_page.py` says what each reason to reject means, and writes the tables of reasons into docs/formats.md; a
-test compares them with the code. A user's filter or map may give any other reason.
-"""
+"""A block: the records of one split of the input, and its ledger: the outcome of every line, with its reason."""
 
 import functools
 import gc
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
@@ -25,54 +23,15 @@ AnyPaths = Sequence[AnyPath] | AnyPath
 """One path or glob, or several."""
 
 Reason = str
-"""Why a record is rejected: a word of docs/formats.md; or, of a filter or map of a user, anything."""
+"""A key of `REASONS`; or, of a filter or map of a user, anything."""
 
-DROPPED = {
-    "empty": "has nothing left to encode",
-    "too_short": "has only texts shorter than `min_chars`",
-    "too_long": 'is longer than `max_chars`, or than a row (`truncation_mode: "drop"`)',
-    "rows_without_loss": "has nothing to train on",
-    "contaminated": "shares words with evaluation data",
-    "duplicate": "is equal to an earlier record (`preprocessing.deduplicate`)",
-    "not_sampled": "is left out by `output.mix`",
-    "filtered": "is left out by a filter of your own, which gave `False`",
-}
+REASONS = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
+"""`rejected` and `dropped` -> reason -> what is wrong with the record, and what to do: see the file."""
+
+DROPPED = {reason: found["record"] for reason, found in REASONS["dropped"].items()}
 """Reason -> why the config or a filter leaves the record out."""
 
-ADVICE = {
-    "bad_json": "write one JSON object on each line (json.dumps), and nothing else",
-    "duplicate_key": "write each key once in an object",
-    "invalid_utf8": "mend the line; if no line is UTF-8, convert the file: iconv -f WINDOWS-1252 -t UTF-8 FILE",
-    "not_an_object": "write one JSON object on each line",
-    "not_json": "replace NaN and infinite numbers, and give bytes as text (cast the column to string)",
-    "wrong_type": 'give the field the type that the message names, or change "template" or "field" of its section',
-    "bad_message": 'give every message "role" and "content" (ShareGPT\'s from/value: "input": {"adapter": "sharegpt"})',
-    "bad_weight": "take the weights out of the messages, or make them 0 or 1",
-    "not_text": '"input": {"not_text": "drop_parts"}, which keeps the text; or take these records out',
-    "missing_source": "check the field names in the config; complete the records, or take them out",
-    "template_error": 'mend what the template refuses (roles: "adapter": {"name": "sharegpt", "field": "messages", '
-    '"roles": {"developer": "system"}}; calls: docs/which_config.md), or "input": {"chat_template": ...}',
-    "unsupported_part": 'convert the parts: a text to the type "text", calls to `tool_calls` (docs/which_config.md)',
-    "unknown_role": '"input": {"adapter": {"name": "sharegpt", "roles": {"<their name>": "assistant"}}}',
-    "last_not_assistant": 'end these conversations with an answer, or use "action": "$role"',
-    "equal_sides": "take out the pairs whose sides are equal",
-    "prompt_differs": "let each side begin with the prompt as it is, or hold only what follows it",
-    "control_token": '"preprocessing": {"control_tokens": "escape"}',
-    "line_too_long": "run with a larger --max_line_bytes",
-    "template_limit": "take out the record that makes so much text",
-    "not_rendered": 'as the message says, or "input": {"chat_template": ...} that writes them',
-    "bad_arguments": 'make the arguments of calls JSON objects, or "input": {"tool_arguments": "as_is"}',
-    **dict.fromkeys(
-        ("turn_begin", "turn_end", "turn_apart", "turn_unplaced"),
-        'give a template that writes header, content and end token, message after message: "input": {"chat_template": '
-        "...}; or one with {% generation %} around what the assistant says",
-    ),
-    "too_short": "lower preprocessing.min_chars",
-    "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
-    "contaminated": "check whether preprocessing.decontaminate.against names what the input holds, too",
-    "not_sampled": "raise output.mix",
-    "filtered": "check the filters",
-}
+ADVICE = {reason: found["advice"] for of in REASONS.values() for reason, found in of.items() if "advice" in found}
 """Reason -> what a user can do, if there is more to say than the message of the reject."""
 
 
