@@ -15,7 +15,9 @@ import json
 import os
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -32,12 +34,10 @@ from beam_prep.hints import unknown_name
 from beam_prep.readers.shards import (
     CACHE_BYTES,
     OpenShard,
-    OpenShards,
     ReaderLease,
     Stored,
     StoredFiles,
     default_folder,
-    hold,
     no_output,
 )
 from beam_prep.readers.views import WHOLE, Mixture, Rows, Tail, View, check, checked, mixture, shuffled, why_not_packed
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 
 Part = tuple[str | None, str]
 """(split or None, domain)."""
+
+
+MAPS = 30_000
+"""Most maps of open shards of an output. A column can be one, and Linux allows a process 65,530."""
 
 
 def _part(shard: Mapping[str, Any]) -> Part:
@@ -69,7 +73,7 @@ class Dataset(Rows):
     in packed rows a list of these.
 
     `ds[a:b]`, `ds.domain(name)` and `ds.split(name)` are views: they read nothing and share the open shards. A shard
-    stays open (memory-mapped) until the process needs its maps for other shards; iteration keeps one shard open.
+    stays open (memory-mapped) until thousands of others are; iteration keeps one shard open.
 
     >>> ds = bp.open("out/chat")
     >>> row = ds[0]
@@ -125,7 +129,7 @@ class Dataset(Rows):
                 "pip install --upgrade beam-prep"
             )
         self._format = FORMATS[known[0]]
-        self._open = OpenShards()
+        self._open = OrderedDict[int, OpenShard]()
         self._rows = range(self._starts[-1])
         self._tokenizer = functools.cache(functools.partial(_tokenizer_of, files, manifest))
 
@@ -260,7 +264,7 @@ class Dataset(Rows):
                 opened = None  # closed before the next shard: a cache may need its room
                 shard = self._shard_of(number)
                 first, stop = self._starts[shard], self._starts[shard + 1]
-                opened = self._opened(shard, keep=False)
+                opened = self._read(shard)
             yield opened.row(number)
 
     def packed(
@@ -346,7 +350,7 @@ class Dataset(Rows):
             if len(mine):
                 start = self._starts[shard]
                 place = self._rows.index(mine[0])
-                lengths = self._opened(shard, keep=False).lengths(column)
+                lengths = self._read(shard).lengths(column)
                 found[place : place + len(mine)] = lengths[np.arange(mine.start - start, mine.stop - start, mine.step)]
         return found
 
@@ -368,7 +372,7 @@ class Dataset(Rows):
             shards = shards[drawn(len(shards), most, first=True)]
         for shard in shards.tolist():
             start, mine = self._starts[shard], self._in_shard(shard)
-            found = self._opened(shard, keep=False).reader.sizes()
+            found = self._read(shard).reader.sizes()
             yield np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
 
     def rejects(self) -> Iterator[dict[str, Any]]:
@@ -384,7 +388,7 @@ class Dataset(Rows):
         """
         for file in self.manifest["rejects"]:
             folder, name = file["path"].rpartition("/")[::2]
-            path = _local(self._files, [file], folder) / name
+            path = _local(self._files, [file], folder, self._open.clear) / name
             try:
                 with path.open(encoding="utf-8", errors="surrogatepass", newline="\n") as lines:
                     yield from map(json.loads, lines)
@@ -449,28 +453,29 @@ class Dataset(Rows):
         shard = bisect_right(self._starts, number) - 1
         return (self._open.get(shard) or self._opened(shard)).row(number)
 
-    def _opened(self, index: int, keep: bool = True) -> OpenShard:
-        """Opens a shard. With `keep` it stays open, until the process needs its maps.
+    def _opened(self, index: int) -> OpenShard:
+        """A shard that stays open, until thousands of others are."""
+        found = self._open.get(index) or self._open.setdefault(index, self._read(index))
+        if len(self._open) > max(1, MAPS // len(self.schema)):
+            with suppress(KeyError):  # another thread closed all
+                self._open.popitem(last=False)
+        return found
+
+    def _read(self, index: int) -> OpenShard:
+        """Opens a shard.
 
         Raises:
             FormatError: the shard is missing or damaged.
         """
-        found = self._open.get(index)
-        if found is not None:
-            return found
         if self._lease is not None:
             self._lease.renew()
-        opened = self._read(index)
-        return self._open.keep(index, opened, len(self.schema)) if keep else opened
-
-    def _read(self, index: int) -> OpenShard:
         shard, start = self._shards[index], self._starts[index]
         inside, shards = self._folders[_part(shard)]
         number, files = shard["shard"], shard["files"]
         if (named := self._format.files(self.schema, number, shards)) is not None:  # those of other formats stay away
             mine = {f"{inside}/{name}" for name in named}
             files = [file for file in files if file["path"] in mine]
-        folder = _local(self._files, files, inside)
+        folder = _local(self._files, files, inside, self._open.clear)
         try:
             reader = self._format.read(folder, self.schema, number, shards)
         except FormatError:
@@ -482,10 +487,7 @@ class Dataset(Rows):
                 f"{folder}: shard {number} ({self.format}) holds {len(reader)} rows, {MANIFEST} says {shard['rows']}: "
                 "make the output again"
             )
-        opened = OpenShard(reader, start, self.schema)
-        if isinstance(self._files, Stored):
-            hold(folder, opened)
-        return opened
+        return OpenShard(reader, start, self.schema)
 
     def _gather(self, rows: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
         """Rows of the output, in this order: column name -> values, copied once, in native byte order.
@@ -570,9 +572,11 @@ class Dataset(Rows):
         return list(problems(files, self.manifest))
 
 
-def _local(files: Path | Stored, wanted: Sequence[Mapping[str, Any]], inside: str) -> Path:
-    """A folder of the output on this machine, with these files of it."""
-    return files.fetched(wanted, inside) if isinstance(files, Stored) else files / inside
+def _local(
+    files: Path | Stored, wanted: Sequence[Mapping[str, Any]], inside: str, close: Callable[[], None] = lambda: None
+) -> Path:
+    """A folder of the output on this machine, with these files of it. For `close` see `Stored.fetched`."""
+    return files.fetched(wanted, inside, close) if isinstance(files, Stored) else files / inside
 
 
 def _tokenizer_of(files: Path | Stored, manifest: Mapping[str, Any]) -> "Tokenizer | None":
@@ -706,8 +710,7 @@ def open_dataset(
         path: the output.
         domains: only the rows of these domains, in the order of the output; default: all.
         cache: the folder of the copies; default: `outputs` in this user's cache folder of beam_prep.
-        cache_bytes: most bytes of copies. The least recently used copies are removed first, but none that this process
-            has open.
+        cache_bytes: most bytes of copies. The least recently used copies are removed first.
         split: only the rows of this split; "all": all rows, also if there are no splits.
 
     Raises:

@@ -1,11 +1,8 @@
 """The shards of an output: which are open, and where their files are.
 
-Linux allows a process 65,530 maps (`vm.max_map_count`), and every column of an open shard can be a map. So the shard
-that was opened first is closed first, over all outputs of the process. Rows that were read are copies, and stay.
-
 Shards of an output in a store are copied to a cache on first use. The files of a shard are a folder of the cache, named
 by a digest of its content and its size. The copy is checked, and gets its name when it is complete. Processes share the
-cache. The least recently used folder is removed first, but none that this process has open.
+cache. The least recently used folder is removed first. Open shards stay readable: their files are mapped.
 
 A lease of a reader is a file, `OUT/.beam_prep/readers/<version_name>/<id>.json`, with its end. Until then the version
 is not removed. The reader renews its lease when it opens shards.
@@ -21,8 +18,7 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +46,7 @@ class OpenShard:
         schema: its columns.
     """
 
-    __slots__ = ("__weakref__", "_flat", "_metadata", "_names", "reader", "start")
+    __slots__ = ("_flat", "_metadata", "_names", "reader", "start")
 
     def __init__(self, reader: ShardReader, start: int, schema: Sequence[Column]) -> None:
         names = [column.name for column in schema]
@@ -112,68 +108,15 @@ def _native(values: Array) -> Array:
     return np.array(values, dtype=values.dtype.newbyteorder("="))
 
 
-def _most() -> int:
-    """Half of the maps that a process may have. The other half is for everything else."""
-    try:
-        return int(Path("/proc/sys/vm/max_map_count").read_text()) // 2
-    except (OSError, ValueError):  # not Linux
-        return 65_530 // 2
-
-
-class OpenShards(dict[int, OpenShard]):
-    """The open shards of one output, by number."""
-
-    def keep(self, number: int, opened: OpenShard, maps: int) -> OpenShard:
-        """Keeps a shard open, and closes others if there are too many.
-
-        Returns:
-            The shard, or the same shard from another thread that was faster.
-        """
-        found = self.setdefault(number, opened)
-        if found is opened:
-            MAPS.extend([(weakref.ref(self), number)] * maps)
-            while len(MAPS) > MOST:
-                close_oldest()
-        return found
-
-
-# A deque needs no lock for its methods. A lock could be held by another thread while this process forks.
-MAPS: deque[tuple[weakref.ref[OpenShards], int]] = deque()
-"""The maps of all shards of this process that are or were open, oldest first."""
-
-MOST = _most()
-"""How many maps open shards may have."""
-
-
-def close_oldest() -> bool:
-    """Closes the shard of this process that was opened first; False if none is open."""
-    try:
-        shards, number = MAPS.popleft()
-    except IndexError:
-        return False
-    if (opened := shards()) is not None:
-        opened.pop(number, None)
-    return True
-
-
 CACHE_BYTES = 100 * 10**9
 _STALE = 24 * 3600
 """Seconds after which the incomplete copy of a killed process is removed."""
-
-_in_use: "weakref.WeakValueDictionary[str, OpenShard]" = weakref.WeakValueDictionary()
-"""Folder -> shard, for the shards that this process has open."""
-
 
 def default_folder() -> Path:
     """The default folder of the cache."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)) / "outputs"
-
-
-def hold(folder: Path, shard: OpenShard) -> None:
-    """Keeps a folder in the cache as long as its shard is open."""
-    _in_use[str(folder)] = shard
 
 
 class Stored:
@@ -193,8 +136,10 @@ class Stored:
     def __reduce__(self) -> tuple[type["Stored"], tuple[Any, ...]]:
         return Stored, (self.url, self._folder, self._most, self._options)
 
-    def fetched(self, files: Sequence[Mapping[str, Any]], inside: str) -> Path:
+    def fetched(self, files: Sequence[Mapping[str, Any]], inside: str, close: Callable[[], None]) -> Path:
         """A local folder with these files of an output. Paths are relative to `inside`, a folder of the output.
+
+        `close` closes the open shards of the caller: a removed file takes room as long as it is mapped.
 
         Raises:
             FormatError: a file is missing or damaged in the store, or its path leads out of `inside`.
@@ -218,7 +163,7 @@ class Stored:
                     if all((home / name).stat().st_size == file["bytes"] for name, file in wanted.items()):
                         os.utime(home)
                         return home
-                self._make_room(size)
+                self._make_room(size, close)
                 made.mkdir()
                 for name, file in wanted.items():
                     self._copy(file, made / name)
@@ -243,8 +188,13 @@ class Stored:
 
         return FileLock(self._folder / f".lock-{name}", mode=0o600)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int, close: Callable[[], None]) -> None:
         """Removes the least recently used folders until there is room for `size` bytes."""
+        if size > self._most:
+            raise StorageError(
+                f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes: "
+                f"give cache_bytes={size} or more"
+            )
         with self._lock("all"):
             found: list[tuple[float, int, Path]] = []
             for entry in os.scandir(self._folder):
@@ -254,21 +204,13 @@ class Stored:
                             shutil.rmtree(entry.path, ignore_errors=True)
                     elif entry.is_dir():
                         found.append((entry.stat().st_mtime, int(entry.name.rpartition("-")[2]), Path(entry.path)))
-            found.sort()
             total = sum(each for _, each, _ in found)
-            while total + size > self._most:
-                free = next((entry for entry in found if str(entry[2]) not in _in_use), None)
-                if free is None:
-                    if close_oldest():
-                        continue
-                    held = sum(each for _, each, _ in found)
-                    raise StorageError(
-                        f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes: "
-                        f"give cache_bytes={size + held} or more"
-                    )
-                _remove(free[2])
-                found.remove(free)
-                total -= free[1]
+            for _, freed, folder in sorted(found):
+                if total + size <= self._most:
+                    break
+                close()
+                _remove(folder)
+                total -= freed
 
 
 def _remove(folder: Path) -> None:

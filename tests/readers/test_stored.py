@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
-from beam_prep.readers import shards
 from beam_prep.storage.stores import ANY
 from beam_prep.storage.versions import Versions
 from tests.readers.conftest import IDS, MASK, documents, split_up
@@ -40,7 +38,6 @@ def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
 
     made = Counted()
     monkeypatch.setitem(clients.CLIENTS, "mem", (lambda options: made, ""))
-    monkeypatch.setattr(shards, "MAPS", deque())
     clients.client_for.cache_clear()
     return made
 
