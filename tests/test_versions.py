@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,16 +73,18 @@ def test_a_reader_keeps_what_it_opened(run: Run, tmp_path: Path) -> None:
     assert names(out) == ["d", "latest"]
 
 
-def test_a_reader_that_was_killed_or_whose_lease_has_passed_holds_nothing(run: Run, tmp_path: Path) -> None:
+def test_the_lease_of_a_reader_that_was_killed_lasts_a_day(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(3, keep_versions=1, version_name="a")
     code = f"import os, beam_prep; ds = beam_prep.open({str(out)!r}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT)
-    (lease,) = (out / ".beam_prep/readers/a").glob("*.json")
-    other = json.loads(lease.read_bytes()) | {"host": "another", "until": 1.0}
-    lease.with_name("other.json").write_text(json.dumps(other))
+    (lease,) = (out / ".beam_prep/readers/a").iterdir()
+    os.utime(lease, (day_ago := time.time() - 24 * 3600 + 60, day_ago))
     run(4, keep_versions=1, version_name="b")
-    assert names(out) == ["b", "latest"]
+    assert names(out) == [".beam_prep", "a", "b", "latest"]
+    os.utime(lease, (day_ago - 60, day_ago - 60))
+    run(5, keep_versions=1, version_name="c")
+    assert names(out) == ["c", "latest"]
 
 
 def test_a_folder_that_cannot_be_written_is_read_without_a_lease(run: Run, tmp_path: Path) -> None:

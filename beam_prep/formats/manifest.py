@@ -6,9 +6,7 @@ only the manifest. It is written last.
 
 import json
 import os
-import platform
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +19,6 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import NO_LOSS, Column
 from beam_prep.errors import FormatError, RunError
 from beam_prep.hints import RENAMED_KEYS, RENAMED_OPTIONS, rename_keys
-from beam_prep.process import lives
 from beam_prep.shards.domains import part_of
 
 if TYPE_CHECKING:
@@ -272,8 +269,6 @@ def receipts_of(manifest: Mapping[str, Any]) -> list[ShardReceipt]:
 HIDDEN = ".beam_prep"
 LATEST = "latest"
 READERS = "readers"
-LEASE = 24 * 3600.0
-"""Seconds that a reader's lease lasts."""
 
 
 def is_name(name: str) -> bool:
@@ -285,14 +280,3 @@ def followed(folder: Path) -> Path:
     """The latest version below a folder; the folder itself if it has none."""
     link = folder / LATEST
     return folder / os.readlink(link) if link.is_symlink() else folder
-
-
-def is_held(lease: bytes) -> bool:
-    """True if a reader's lease has not ended. A damaged lease counts as ended."""
-    try:
-        found = json.loads(lease)
-        if found["until"] < time.time():
-            return False
-        return found["host"] != platform.node() or lives(found["pid"])
-    except (ValueError, KeyError, TypeError):
-        return False

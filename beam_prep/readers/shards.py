@@ -4,15 +4,14 @@ Shards of an output in a store are copied to a cache on first use. The files of 
 by a digest of its content and its size. The copy is checked, and gets its name when it is complete. Processes share the
 cache. The least recently used folder is removed first. Open shards stay readable: their files are mapped.
 
-A lease of a reader is a file, `OUT/.beam_prep/readers/<version_name>/<id>.json`, with its end. Until then the version
-is not removed. The reader renews its lease when it opens shards.
+A lease of a reader is an empty file, `OUT/.beam_prep/readers/<version_name>/<id>`. For a day after its last write the
+version is not removed. The reader writes it again when it opens shards.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-import platform
 import shutil
 import tempfile
 import time
@@ -28,7 +27,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, metadata_value
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.formats import Row, ShardReader
-from beam_prep.formats.manifest import FAILURE, HIDDEN, LEASE, MANIFEST, READERS, is_outside
+from beam_prep.formats.manifest import FAILURE, HIDDEN, MANIFEST, READERS, is_outside
 from beam_prep.storage import stores
 from beam_prep.storage.stores import Changed, ObjectInfo, StoreOptions, is_local
 from beam_prep.verify import OutputFiles
@@ -275,13 +274,9 @@ def copied(found: ObjectInfo, path: Path) -> str:
 
 def no_output(path: str) -> FormatError:
     """The error for a path without a manifest, on a disk or in a store."""
-    left, failed = f"{path}/{FAILURE}", f"{path}.failed/{FAILURE}"
-    for failure, found in (
-        (left, "is what a failed run left, not an output"),
-        (failed, "holds no output, its run failed"),
-    ):
+    for failure in (f"{path}/{FAILURE}", f"{path}.failed/{FAILURE}"):
         if os.path.isfile(failure) if is_local(failure) else stores.find(failure) is not None:
-            return FormatError(f"{path} {found}: the reason is in {failure}")
+            return FormatError(f"{path} holds no output, its run failed: the reason is in {failure}")
     if is_local(path) and not os.path.isdir(path):
         return FormatError(f"{path} is no directory; give the directory that `beam-prep run` made with -o")
     from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
@@ -301,7 +296,7 @@ class ReaderLease:
 
     def __init__(self, version: str) -> None:
         root, _, name = version.rpartition("/")
-        self._path = f"{root}/{HIDDEN}/{READERS}/{name}/{uuid.uuid4().hex}.json"
+        self._path = f"{root}/{HIDDEN}/{READERS}/{name}/{uuid.uuid4().hex}"
         self._renewed = 0.0
         self.renew()
         weakref.finalize(self, _end, self._path, os.getpid())
@@ -313,9 +308,8 @@ class ReaderLease:
         self._renewed = time.monotonic()
         from beam_prep.storage.files import write_file  # imported here: it imports Arrow, which is slow
 
-        said = {"host": platform.node(), "pid": os.getpid(), "until": time.time() + LEASE}
         with contextlib.suppress(OSError, BeamPrepError):  # no right to write
-            write_file(self._path, json.dumps(said).encode())
+            write_file(self._path, b"")
 
 
 def _end(path: str, pid: int) -> None:

@@ -14,10 +14,10 @@ import uuid
 from pathlib import Path
 
 from beam_prep.errors import ConfigError, OutputError
-from beam_prep.formats.manifest import HIDDEN, LATEST, MANIFEST, READERS, dump, is_held, is_name
+from beam_prep.formats.manifest import HIDDEN, LATEST, MANIFEST, READERS, dump, is_name
 from beam_prep.storage import stores
 from beam_prep.storage.files import exists, join, listed, names_in, remove_folder, write_if
-from beam_prep.storage.stores import is_local, read_bytes, read_version
+from beam_prep.storage.stores import is_local, read_version
 
 _POINTER = "latest.json"
 
@@ -165,8 +165,10 @@ class Versions:
     def is_held(self, name: str) -> bool:
         """True if a reader holds a version in a store."""
         leases = listed(join(self.root, HIDDEN, READERS, name))
-        return any(is_held(read_bytes(found.path)) for found in leases if found.path.endswith(".json"))
+        return any(time.time() - found.updated < _LEASE for found in leases)
 
 
+_LEASE = 24 * 3600.0
+"""Seconds that a reader's lease lasts after it was written."""
 _REMOVED = "removed"
 _NEW_LINK = f"{HIDDEN}.{LATEST}"
