@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 OpenFile = Callable[[str], BinaryIO]
 """Opens a new file for writing. The path is relative to the domain's folder, with "/"; folders are made.
 
-The file has only `write` and `close`, because its bytes are hashed as they are written. A library that must seek writes
-a temporary file first, inside `in_temporary_folder`, and the temporary file is then copied: see `hdf5.py`.
+Use only `write` and `close`. A library that must seek writes a temporary file first, inside `in_temporary_folder`, and
+the temporary file is then copied: see `hdf5.py`.
 """
 
 Row = dict[str, Any]

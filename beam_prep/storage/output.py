@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import functools
 import glob
 import hashlib
 import json
@@ -120,36 +121,11 @@ class Damaged(Exception):
     """A file of the earlier output is not what its manifest says."""
 
 
-class HashedFile:
-    """A file that is hashed while it is written."""
-
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115  (closed in `close`)
-        self._digest, self._size = hashlib.sha256(), 0
-
-    def write(self, data: Any) -> int:
-        """Writes bytes; returns how many."""
-        with naming(self._file.name):
-            self._digest.update(data)
-            self._file.write(data)
-        size = memoryview(data).nbytes
-        self._size += size
-        return size
-
-    def close(self) -> None:
-        with naming(self._file.name):
-            self._file.close()
-
-    def written(self, name: str) -> WrittenFile:
-        return WrittenFile(name, self._size, self._digest.hexdigest())
-
-
 class HashedFiles:
     """Files that are written at the same time below one local folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._files: dict[str, HashedFile] = {}
 
     def path(self, name: str) -> str:
         """Where a file is; its folder is made if it is missing."""
@@ -159,18 +135,22 @@ class HashedFiles:
 
     def open(self, name: str) -> BinaryIO:
         """Opens a new file; `name`: its path in the folder."""
-        self._files[name] = HashedFile(self.path(name))
-        return self._files[name]  # type: ignore[return-value]
+        return open(self.path(name), "wb")
 
     def write(self, name: str, data: bytes) -> None:
         """Writes an entire file."""
-        file = self.open(name)
-        file.write(data)
-        file.close()
+        Path(self.path(name)).write_bytes(data)
 
+    @functools.cached_property
     def written(self) -> tuple[WrittenFile, ...]:
-        """All files, sorted by name. They must be closed."""
-        return tuple(self._files[name].written(name) for name in sorted(self._files))
+        """All files, sorted by name. They must be closed, and no other may follow."""
+        found = []
+        for path in Path(self.folder).rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                found.append(WrittenFile(path.relative_to(self.folder).as_posix(), path.stat().st_size, digest))
+        return tuple(sorted(found, key=lambda file: file.path))
 
 
 @contextmanager
@@ -178,7 +158,7 @@ def temporary_files(within: str | None = None) -> Iterator[HashedFiles]:
     """Files in a temporary folder, which is removed at the end. `within`: the folder where it is made."""
     if within is not None:
         os.makedirs(within, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="beam_prep-", dir=within) as folder:
+    with tempfile.TemporaryDirectory(prefix="beam_prep-", dir=within) as folder, naming(folder):
         yield HashedFiles(folder)
 
 
@@ -424,7 +404,7 @@ class StoredOutput(_Output):
         Raises:
             LockedError: this launch lost the claim.
         """
-        written = files.written()
+        written = files.written
         targets = [join(folder, file.path) for file in written]
         before = stores.find_all(targets)
         if folder == self.path:

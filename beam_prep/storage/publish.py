@@ -247,7 +247,7 @@ def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarg
         for entry in _rejects(plan.slices, token_cache):
             file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
         file.close()
-    (written,) = files.written()
+        (written,) = files.written
     return written
 
 
@@ -437,6 +437,7 @@ class Publisher:
                     counts[kind].update(found)
             for writer in writers:
                 writer.close()
+            written = files.written
         return ShardReceipt(
             plan.domain,
             plan.shard,
@@ -444,7 +445,7 @@ class Publisher:
             dict(counts["tokens"]),
             dict(counts["trained"]),
             {"capacity": layout.capacity, **counts["packing"]} if layout.packing != "none" else None,
-            files.written(),
+            written,
             dict(counts["chunks"]) if layout.chunking is not None else None,
             plan.split,
             dict(counts["turns"]) if counts["turns"] else None,
