@@ -10,9 +10,10 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -181,6 +182,11 @@ class _Output:
         """The claim on the output."""
         return self.staging.claims(self.path)
 
+    @property
+    def made(self) -> str:
+        """The folder of this launch's complete files, until the output is published."""
+        return self.staging.beside_output("output")
+
     def check_claim(self) -> None:
         """Checks that this launch holds the claim, or has published the output (then a step runs again).
 
@@ -229,37 +235,19 @@ class LocalOutput(_Output):
         """True if nothing is there, or only unfinished files of a job of beam_prep."""
         return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
 
-    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
-        """Removes the manifest of the output that will be replaced. Called before the first file is written.
-
-        On a disk it only checks the claim: the output changes only when all files are written.
-
-        Args:
-            is_ours: tells whether a manifest belongs to the same job as this launch.
-            overwrite: allows replacing the output of another job.
-
-        Raises:
-            OutputError: another job's output may not be replaced.
-            LockedError: another launch has claimed the output.
-        """
-        self.check_claim()
-
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
-        """Opens new files of a shard. They are kept if the context ends without an error.
+        """Opens new files. They move to `made` if the context ends without an error.
 
-        The folder `output` is published as it is, so it must hold no incomplete file, which a killed attempt may leave.
+        The folder `made` is published as it is, so it must hold no incomplete file, which a killed attempt may leave.
         """
         self.check_claim()
         with temporary_files(self.staging.beside_output("unfinished")) as files:
             yield files
-            made = HashedFiles(self.staging.beside_output("output"))
+            made = HashedFiles(self.made)
             for folder, _, names in os.walk(files.folder):
                 for path in (os.path.join(folder, name) for name in names):
                     os.replace(path, made.path(os.path.relpath(path, files.folder)))
-
-    rejects = files
-    """Like `files`, for files of rejects. A failed run keeps these, too."""
 
     def takes(self, earlier: EarlierShard, files: HashedFiles) -> bool:
         """Links the files of an earlier shard. False if a link cannot be made, for instance to another disk.
@@ -293,7 +281,7 @@ class LocalOutput(_Output):
             run_text = manifests.dump({**run, "launch": self.staging.launch})
             for name, data in {**others, REPORT: page, RUN: run_text, MANIFEST: text}.items():
                 files.write(name, data)
-        self._replace(self.staging.beside_output("output"), self.path)
+        self._replace(self.made, self.path)
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         """Removes files of the replaced output that the new output does not have, and the report of a failed run."""
@@ -319,9 +307,9 @@ class LocalOutput(_Output):
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         """Writes the rejects, then `failure.json`, to `failed`."""
-        made, staged = self._empty("failed"), self.staging.beside_output("output", "rejects")
-        if os.path.isdir(staged):
-            shutil.copytree(staged, os.path.join(made, "rejects"))
+        made, written = self._empty("failed"), os.path.join(self.made, "rejects")
+        if os.path.isdir(written):
+            shutil.copytree(written, os.path.join(made, "rejects"))
         Path(made, FAILURE).write_bytes(report)
         self._replace(made, self.failed)
 
@@ -332,31 +320,17 @@ class StoredOutput(_Output):
     __slots__ = ()
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
-        return self._first_wrong(listed_files(manifest)) is None
-
-    def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
-        """The first file that is missing or changed, or None. Stores keep our digests, so no file is read."""
+        files = listed_files(manifest)
         found = stores.find_all(join(self.path, file["path"]) for file in files)
-        for file, here in zip(files, found, strict=True):
-            # A copy that another tool made may have lost the digest.
-            if here is None or here.size != file["bytes"] or here.sha256 not in (None, file["sha256"]):
-                return join(self.path, file["path"])
-        return None
+        # Stores keep our digests, so no file is read. A copy that another tool made may have lost the digest.
+        return all(
+            here is not None and here.size == file["bytes"] and here.sha256 in (None, file["sha256"])
+            for file, here in zip(files, found, strict=True)
+        )
 
     def is_empty(self) -> bool:
         # A claim file means that a job of beam_prep did not finish.
         return self.claims.holder() is not None or not stores.listed(f"{self.path}/")
-
-    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
-        self.check_claim()
-        text = self.manifest()
-        if text is None:
-            return
-        if manifests.is_manifest(text) and (is_ours(json.loads(text)) or self.is_published()):
-            return  # the same job gives the same bytes; or this step runs again after the last one
-        if not overwrite or not manifests.is_manifest(text):
-            raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
-        self._remove_manifest(text)
 
     def _remove_manifest(self, text: bytes) -> None:
         """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed."""
@@ -368,71 +342,42 @@ class StoredOutput(_Output):
         self.check_claim()
         with temporary_files() as files:
             yield files
-            self.upload(files, self.path)
+            self.check_claim()
+            for file in files.written:
+                stores.upload(join(self.made, file.path), os.path.join(files.folder, file.path), file.sha256)
 
     def takes(self, earlier: EarlierShard, files: HashedFiles) -> bool:
         """Copies the files of an earlier shard, on the server. No file is read: the store keeps our digests.
 
         Returns:
-            False if a file is not as the earlier manifest lists it: a new shard may already have replaced it.
+            False if a file is not as the earlier manifest lists it.
         """
         found = stores.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
         for (file, name), here in zip(earlier.files, found, strict=True):
             if here is None or (here.size, here.sha256) != (file.bytes, file.sha256):
                 return False
-            target = join(self.path, name)
-            there = here if here.path == target else stores.find(target)
-            if there is not None and (there.size, there.sha256) == (file.bytes, file.sha256):
-                continue
-            try:
-                stores.copy(here, target, file.sha256)
-            except (Changed, FileNotFoundError):
-                return False
-        return True
-
-    @contextmanager
-    def rejects(self) -> Iterator[HashedFiles]:
-        with temporary_files() as files:
-            yield files
-            self.upload(files, self.staging.beside_output("output"))
-
-    def upload(self, files: HashedFiles, folder: str) -> None:
-        """Writes files. Each is written only if its target has not changed since this launch held the claim.
-
-        So a job that is suspended after it checked its claim, and loses the claim, replaces no file of another launch.
-
-        Raises:
-            LockedError: this launch lost the claim.
-        """
-        written = files.written
-        targets = [join(folder, file.path) for file in written]
-        before = stores.find_all(targets)
-        if folder == self.path:
-            self.check_claim()
-        for file, target, found in zip(written, targets, before, strict=True):
-            if found is None or (found.size, found.sha256) != (file.bytes, file.sha256):
-                version = None if found is None else found.version
+            if here.path != join(self.path, name):  # else it is in its place
                 try:
-                    stores.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
-                except Changed:
-                    raise LockedError(f"{target} was written by another job meanwhile") from None
+                    stores.copy(here, join(self.made, name), file.sha256)
+                except (Changed, FileNotFoundError):
+                    return False
+        return True
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any], page: bytes
     ) -> None:
         # Not `check_claim`: a launch that has written `run.json` and nothing more has not published.
         self.claims.check()
-        with temporary_files() as files:
+        with self.files() as files:
             for name, data in others.items():
                 files.write(name, data)
-            self.upload(files, self.path)
-        self._copy_rejects([file["path"] for file in manifest["rejects"]], self.path)
-        if (wrong := self._first_wrong(listed_files(manifest))) is not None:
-            raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
         there = self.manifest()
-        self.claims.check()
         if there is not None and there != text:
             self._remove_manifest(there)
+        listed = [*listed_files(manifest), *map(asdict, files.written)]
+        self._place({file["path"]: file for file in listed}.values(), self.path)
+        if not self.is_complete(manifest):
+            raise OutputError(f"{self.path}: another program writes to it; run again")
         self.write_run(run, page)
         self.claims.check()
         try:  # conditional: a job that was suspended after the check must not replace another job's manifest
@@ -440,6 +385,28 @@ class StoredOutput(_Output):
         except Changed:
             if self.manifest() != text:  # if equal, only the answer to the write was lost
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
+
+    def _place(self, files: Iterable[Mapping[str, Any]], folder: str) -> None:
+        """Copies complete files from `made` to a folder, on the server. Those that are there already stay.
+
+        Raises:
+            LockedError: this launch lost the claim.
+            OutputError: a file is gone.
+        """
+
+        def place(file: Mapping[str, Any]) -> None:
+            target, wanted = join(folder, file["path"]), (file["bytes"], file["sha256"])
+            while (there := stores.find(target)) is None or (there.size, there.sha256) != wanted:
+                here = stores.find(join(self.made, file["path"]))
+                if here is None:
+                    raise OutputError(f"{target}: its copy is gone: another program removed it; run again")
+                self.claims.check()
+                with suppress(Changed):  # by another launch; or by this one, and the answer was lost
+                    stores.copy(here, target, file["sha256"], None if there is None else there.version)
+                    return
+
+        with ThreadPoolExecutor(stores.CONNECTIONS) as pool:
+            list(pool.map(place, files))
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}
@@ -451,24 +418,16 @@ class StoredOutput(_Output):
             stores.delete([found.path])
         if _read(join(self.failed, FAILURE)) is not None:  # left by an earlier run; this run succeeded
             self._remove_failed()
+        remove_folder(self.made)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         self._remove_failed()
-        self._copy_rejects([file.path for file in rejects], self.failed)
+        self._place([asdict(file) for file in rejects], self.failed)
         stores.put(join(self.failed, FAILURE), report)
 
     def _remove_failed(self) -> None:
         stores.delete([join(self.failed, FAILURE)])
         stores.delete(found.path for found in stores.listed(f"{self.failed}/rejects/"))
-
-    def _copy_rejects(self, names: Sequence[str], folder: str) -> None:
-        for name in names:
-            with temporary_files() as files:
-                content = _read(self.staging.beside_output("output", name))
-                if content is None:
-                    raise OutputError(f"{self.path}: its {name} is gone: another launch removed it; run again")
-                files.write(name, content)
-                self.upload(files, folder)
 
 
 def _read(path: str) -> bytes | None:

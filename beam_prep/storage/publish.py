@@ -242,7 +242,7 @@ def _counted(
 def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarget) -> WrittenFile:
     """Writes rejects as JSON lines: file, offset (in bytes; in a table rows), line (from 1), reason, message, text."""
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
-    with output.rejects() as files:
+    with output.files() as files:
         file = files.open(name)
         for entry in _rejects(plan.slices, token_cache):
             file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
@@ -369,23 +369,19 @@ class Publisher:
 
         Raises:
             ConfigError: see `Layout.columns`.
-            OutputError: see `LocalOutput.prepare`.
+            LockedError: another launch has claimed the output.
         """
-
-        def is_ours(manifest: Mapping[str, Any]) -> bool:
-            return bool(self.facts) and same_facts(manifest, self.facts) and manifest["inputs"] == plan.inputs
-
         if not self.launched and not self.target.is_published():
             claim = Claim(self.staging.launch, started=self.run["started"], lease=_CHAIN_LEASE)
             self.target.claims.take(claim)
         if self.problem(plan) is not None:
             return False
         self.layout.columns(plan.columns)
-        self.target.prepare(is_ours, self.overwrite)
+        self.target.check_claim()
         return True
 
     def earlier(self) -> EarlierOutput:
-        """The output that is replaced. Call it before `prepare`, which may remove the manifest of that output."""
+        """The output that is replaced."""
         return EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
 
     def keyed(

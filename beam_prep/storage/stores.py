@@ -132,10 +132,11 @@ class StoreClient(Protocol):
         content, so the same content written again has the same version; and a large file is written in any case.
         """
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str, version: str | None) -> None:
         """Copies an object to another path of the store, on the server. `Changed` if it has another version.
 
-        Servers that ignore preconditions (gcp-storage-emulator) copy any version.
+        `version`: see `put`; on S3 it is not looked at. Servers that ignore preconditions (gcp-storage-emulator) copy
+        any version.
         """
 
     def delete(self, path: str) -> None:
@@ -266,10 +267,9 @@ class GCSClient:
         return data
 
     def put(self, path: str, body: BinaryIO, version: str | None, sha256: str) -> None:
-        generation = None if version == ANY else int(version or 0)  # no object has generation 0
         size, blob = body.seek(0, io.SEEK_END), self._blob(path)
         blob.metadata = {SHA256: sha256}
-        settings = {"checksum": "crc32c", "if_generation_match": generation, "retry": None}
+        settings = {"checksum": "crc32c", "if_generation_match": _generation(version), "retry": None}
         try:
             with self._errors(path):
                 blob.upload_from_file(body, rewind=True, size=size, **settings)
@@ -279,7 +279,7 @@ class GCSClient:
             # The upload has a session, which exists only when it is complete. It has expired, or its address was cut.
             raise StoreUnavailable("the upload's session is lost, or there is no such bucket") from None
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str, version: str | None) -> None:
         blob, token = self._blob(path), None
         blob.metadata = {SHA256: sha256}
         blob.content_type = "application/octet-stream"
@@ -288,6 +288,7 @@ class GCSClient:
                 token, _, _ = blob.rewrite(
                     self._blob(source.path),
                     token=token,
+                    if_generation_match=_generation(version),
                     if_source_generation_match=int(source.version),
                     retry=None,
                 )
@@ -303,6 +304,10 @@ class GCSClient:
         with self._errors(prefix):
             for blob in self._gcs.list_blobs(bucket, prefix=name, retry=None):
                 yield _of_gcs(blob)
+
+
+def _generation(version: str | None) -> int | None:
+    return None if version == ANY else int(version or 0)  # no object has generation 0
 
 
 def _of_gcs(blob: Any) -> ObjectInfo:
@@ -371,7 +376,7 @@ class S3Client:
         except FileNotFoundError:
             raise (FileNotFoundError if version in (None, ANY) else Changed)(path) from None
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str, version: str | None) -> None:
         (from_bucket, from_name), (bucket, name) = bucket_and_name(source.path), bucket_and_name(path)
         extra = {"MetadataDirective": "REPLACE", "Metadata": {SHA256: sha256}, "CopySourceIfMatch": source.version}
         with self._errors(path):  # a large object is copied in parts, which count only if all are copied
@@ -478,35 +483,25 @@ def _put(path: str, body: BinaryIO, version: str | None, sha256: str) -> None:
         with_retries(lambda: client_of(path).put(path, body, version, sha256), path)
 
 
-def upload(path: str, file: str, sha256: str, version: str | None) -> None:
-    """Writes an object from a local file, completely or not at all. For `version` see `put`.
-
-    On S3 a file that is uploaded in parts is written in any case.
-
-    Raises:
-        Changed: the object has another version, exists, or no longer exists; and its bytes are not these.
-    """
-    try:
-        with open(file, "rb") as body:
-            _put(path, body, version, sha256)
-    except Changed:
-        found = find(path)  # an answer was lost, or a late copy of a step wrote the same
-        if found is None or (found.size, found.sha256) != (os.path.getsize(file), sha256):
-            raise
+def upload(path: str, file: str, sha256: str) -> None:
+    """Writes an object from a local file, completely or not at all."""
+    with open(file, "rb") as body:
+        _put(path, body, ANY, sha256)
 
 
-def copy(source: ObjectInfo, path: str, sha256: str) -> None:
+def copy(source: ObjectInfo, path: str, sha256: str, version: str | None = ANY) -> None:
     """Copies an object to another path of the same store, on the server.
 
     Args:
         source: the object, as `find` described it.
         path: the path of the copy.
         sha256: the digest of the content.
+        version: see `put`. S3 copies in any case.
 
     Raises:
-        Changed, FileNotFoundError: the source was replaced or removed.
+        Changed, FileNotFoundError: the source was replaced or removed; or see `put`.
     """
-    with_retries(lambda: client_of(path).copy(source, path, sha256), path)
+    with_retries(lambda: client_of(path).copy(source, path, sha256, version), path)
 
 
 @contextmanager

@@ -35,6 +35,9 @@ class MemoryStore:
             body = body.read()
         self._objects[path] = body, str(self._writes), sha256, self.clock()
 
+    def copy(self, source: ObjectInfo, path: str, sha256: str, version: str | None) -> None:
+        self.put(path, self.get(source.path, 0, source.size, source.version), version, sha256)
+
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)
 

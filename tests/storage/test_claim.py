@@ -74,13 +74,13 @@ def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    upload = StoredOutput.upload
+    files = StoredOutput.files
 
-    def watched(self: StoredOutput, *given: Any) -> None:
+    def watched(self: StoredOutput) -> Any:
         seen.append(claims())
-        upload(self, *given)
+        return files(self)
 
-    monkeypatch.setattr(StoredOutput, "upload", watched)
+    monkeypatch.setattr(StoredOutput, "files", watched)
     run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
     assert [len(each) for each in seen] == [1, 1]  # the shard, and what belongs to none
     assert claims() == []

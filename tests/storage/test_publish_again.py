@@ -76,7 +76,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> Attempts:
         (output_module, ("_exchanged",)),
         (LocalOutput, ("check_claim",)),
         (StoredOutput, ("check_claim",)),
-        (store, ("put", "delete")),
+        (store, ("put", "copy", "delete")),
     ]
     for owner, names in changing:
         for name in names:
