@@ -90,7 +90,7 @@ def test_the_output_of_another_job(jobs: Jobs) -> None:
     assert asked(jobs).state == "replaced"
     (jobs.folder / "out" / "mine").mkdir()
     (jobs.folder / "out" / "mine" / "manifest.json").write_text("{}")
-    assert f"{jobs.folder}/out/mine is another output: move it" in asked(jobs).lines()[0]
+    assert f"{jobs.folder}/out/mine/manifest.json is not of it: move it" in asked(jobs).lines()[0]
     shutil.rmtree(jobs.folder / "out")
     (jobs.folder / "out" / "mine").mkdir(parents=True)
     assert asked(jobs).state == "refused"

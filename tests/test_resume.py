@@ -240,13 +240,11 @@ def test_what_is_foreign_is_refused_even_with_overwrite(name: str, text: str, jo
 def test_an_output_in_which_another_lies_is_not_replaced(jobs: Jobs) -> None:
     jobs.write("a.jsonl", chat(5))
     jobs.run("a.jsonl")
-    with pytest.raises(OutputError, match=r"would lie in .*/out, which is an output: choose another -o"):
-        jobs.run("a.jsonl", output="out/within")
     shutil.copytree(jobs.folder / "out", jobs.folder / "within")
     (jobs.folder / "within").rename(jobs.folder / "out" / "within")
     before = state(jobs.folder / "out")
     jobs.write("a.jsonl", chat(6))
-    with pytest.raises(OutputError, match=r"and .*/out/within is another output: move it"):
+    with pytest.raises(OutputError, match=r"and .*/out/within/.* is not of it: move it"):
         jobs.run("a.jsonl", overwrite=True)
     assert state(jobs.folder / "out") == before
     shutil.rmtree(jobs.folder / "out" / "within")
@@ -254,7 +252,7 @@ def test_an_output_in_which_another_lies_is_not_replaced(jobs: Jobs) -> None:
         mine = jobs.folder / "out" / name / "mine" if name == ".git" else jobs.folder / "out" / name
         mine.parent.mkdir(exist_ok=True)
         mine.write_text("Mine.")
-        with pytest.raises(OutputError, match=rf"and .*/out/{name} is not of it: move it"):
+        with pytest.raises(OutputError, match=rf"and {mine} is not of it: move it"):
             jobs.run("a.jsonl", overwrite=True)
         assert mine.read_text() == "Mine."
         mine.unlink()

@@ -466,28 +466,14 @@ def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
 
 
 def foreign_within(folder: str, manifest: bytes) -> str | None:
-    """What lies in a local output and is not of it: an output, a file or a hidden folder, as a sentence; or None.
-
-    A hidden file, which a file browser leaves, does not count.
-    """
+    """A file in a local output that is not of it; or None. A hidden file, which a file browser leaves, does not count."""
     own = {file["path"] for file in listed_files(json.loads(manifest))} | {MANIFEST, *UNLISTED}
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != ".beam_prep"]  # unfinished files
-        if MANIFEST in names and place != folder:
-            return f"{place} is another output"
-        hidden = [name for name in folders if name.startswith(".")]
-        others = [name for name in names if not name.startswith(".")]
-        for path in (os.path.join(place, name) for name in (*hidden, *others)):
-            if os.path.relpath(path, folder) not in own:
-                return f"{path} is not of it"
+    for path in Path(folder).rglob("*"):
+        name = path.relative_to(folder)
+        is_ours = name.as_posix() in own or ".beam_prep" in name.parts  # unfinished files
+        if path.is_file() and not is_ours and not path.name.startswith("."):
+            return str(path)
     return None
-
-
-def output_around(folder: str) -> str | None:
-    """The local output in whose folder another one would lie; or None."""
-    return next(
-        (str(each) for each in Path(folder).parents if manifests.is_manifest(_read(str(each / MANIFEST)))), None
-    )
 
 
 def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -342,8 +342,6 @@ class Publisher:
         """The reason why the output may not be written, or None."""
         if self.keep_versions is not None and (problem := Versions(self.root).problem(self.output.rpartition("/")[2])):
             return problem
-        if is_local(self.output) and (around := outputs.output_around(self.output)):
-            return f"{self.output} would lie in {around}, which is an output: choose another -o"
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
@@ -358,7 +356,7 @@ class Publisher:
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
         if is_local(self.output) and (foreign := outputs.foreign_within(self.output, text)):
-            return f"{self.output} would be replaced with all that lies in it, and {foreign}: move it"
+            return f"{self.output} would be replaced with all that lies in it, and {foreign} is not of it: move it"
         return None
 
     def prepare(self, plan: Plan) -> bool:
