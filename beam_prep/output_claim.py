@@ -14,7 +14,7 @@ from beam_prep.formats.manifest import MANIFEST, RUN, is_manifest, load
 from beam_prep.options import RunOptions
 from beam_prep.shards.report import how_made
 from beam_prep.storage.claims import Claim, Claims
-from beam_prep.storage.files import check_writable, join, remove_folder
+from beam_prep.storage.files import join, remove_folder
 from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import OutputTarget, Staging, normalise_path, output_at, put_back
 from beam_prep.storage.publish import earlier_path, same_facts
@@ -98,10 +98,6 @@ class OutputClaim:
             OutputError: a folder cannot be written; or the output was made without the requested check.
             LockedError: another job is writing the output.
         """
-        beside = os.path.dirname(self.root) if self.options.keep_versions is None else self.root
-        for folder in (beside, self.staging.home, self.staging.root):
-            if is_local(folder):
-                check_writable(folder)
         with self.claims.locked(dry):
             made = self._made_already(dry)
             if made is None:

@@ -1,7 +1,6 @@
 """Files on a local disk or in an object store: listed once, read as streams, written completely or not at all."""
 
 import bz2
-import errno
 import glob
 import gzip
 import io
@@ -22,7 +21,7 @@ import filelock
 import pyarrow as pa
 
 from beam_prep.data.block import AnyPaths, InputFile
-from beam_prep.errors import ConfigError, InputError, StorageError, of_the_system
+from beam_prep.errors import ConfigError, InputError, StorageError
 from beam_prep.reading.records import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import HEAD_BYTES, by_first_bytes, refusal, source_of
@@ -388,24 +387,6 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
         os.replace(made, path)
     finally:
         Path(made).unlink(missing_ok=True)  # it is there only after an error, for instance on a full disk
-
-
-def check_writable(folder: str) -> None:
-    """Checks that this user can make a local folder, or write into it. It changes nothing.
-
-    Raises:
-        OutputError: not so.
-    """
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    try:
-        os.stat(join(folder, ""))
-        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(number, os.strerror(number))
-    except OSError as error:
-        error.filename = folder
-        raise of_the_system(error) or error from None
 
 
 def write_if(path: str, data: bytes, version: str | None) -> bool:
