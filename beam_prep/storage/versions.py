@@ -8,15 +8,12 @@ the object `latest.json`. Versions are ordered by name.
 import contextlib
 import json
 import os
-import shutil
 import time
-import uuid
 from pathlib import Path
 
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.manifest import HIDDEN, LATEST, MANIFEST, READERS, dump, is_name
-from beam_prep.storage import stores
-from beam_prep.storage.files import exists, join, listed, names_in, remove_folder, write_if
+from beam_prep.storage.files import delete, exists, join, listed, names_in, remove_folder, write_file, write_if
 from beam_prep.storage.stores import is_local, read_version
 
 _POINTER = "latest.json"
@@ -130,37 +127,22 @@ class Versions:
         names = self.names()
         for name in names[:-keep]:
             if name not in (made, self.latest()) and not self.is_held(name):
-                self._remove(name)
+                write_file(join(self.root, HIDDEN, _REMOVED, name), b"")
         self.clean()
 
     def clean(self) -> None:
-        """Removes leftovers of versions that were removed."""
+        """Removes the versions that are marked as removed, and the leases of versions that are gone."""
         hidden = join(self.root, HIDDEN)
-        if not is_local(self.root):
-            for found in stores.listed(join(hidden, _REMOVED, "")):
-                name = found.path.rpartition("/")[2]
-                # The manifest goes first, so a reader sees the complete version or none.
-                stores.delete([join(self.path(name), MANIFEST)])
-                for folder in (self.path(name), join(hidden, READERS, name)):
-                    remove_folder(folder)
-                stores.delete([found.path])
-            return
-        shutil.rmtree(join(hidden, _REMOVED), ignore_errors=True)
-        for lease in Path(hidden, READERS).glob("*"):
-            if not os.path.isdir(self.path(lease.name)):
-                shutil.rmtree(lease, ignore_errors=True)
-        for folder in (join(hidden, READERS), hidden):
-            with contextlib.suppress(OSError):  # it is not there, or not empty
-                os.rmdir(folder)
-
-    def _remove(self, name: str) -> None:
-        """Marks a version as removed in one step; `clean` removes its files."""
-        removed = join(self.root, HIDDEN, _REMOVED, name)
-        if is_local(self.root):
-            os.makedirs(os.path.dirname(removed), exist_ok=True)
-            os.rename(self.path(name), f"{removed}.{uuid.uuid4().hex}")
-        else:
-            stores.put(removed, b"")
+        for name in names_in(join(hidden, _REMOVED)):
+            delete([join(self.path(name), MANIFEST)])  # first, so a reader sees the complete version or none
+            remove_folder(self.path(name))
+            delete([join(hidden, _REMOVED, name)])
+        for name in names_in(join(hidden, READERS)):
+            if not self.has(name):
+                remove_folder(join(hidden, READERS, name))
+        for folder in (_REMOVED, READERS, ""):
+            with contextlib.suppress(OSError):  # it is not there, in a store, or not empty
+                os.rmdir(os.path.join(hidden, folder))
 
     def is_held(self, name: str) -> bool:
         """True if a reader holds a version in a store."""
