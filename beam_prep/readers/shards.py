@@ -111,6 +111,7 @@ CACHE_BYTES = 100 * 10**9
 _STALE = 24 * 3600
 """Seconds after which the incomplete copy of a killed process is removed."""
 
+
 def default_folder() -> Path:
     """The default folder of the cache."""
     import platformdirs

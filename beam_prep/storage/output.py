@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile
 from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import join, names_in, naming, remove_folder, write_file
+from beam_prep.storage.files import delete, exists, join, names_in, naming, remove_folder, write_file
 from beam_prep.storage.stores import Changed, StoreOptions, is_local, read_bytes, shortened
 
 _KEPT = ("token_cache", "tokenizers", "references")
@@ -109,13 +110,11 @@ class EarlierShard:
         folder: the earlier output.
         receipt: the receipt of the new shard.
         files: (file of the earlier output, path in the new output).
-        described: path in the new output -> content of files that depend on the number of shards, to be written.
     """
 
     folder: str
     receipt: ShardReceipt
     files: tuple[tuple[WrittenFile, str], ...]
-    described: dict[str, bytes]
 
 
 class Damaged(Exception):
@@ -164,7 +163,7 @@ def temporary_files(within: str | None = None) -> Iterator[HashedFiles]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
+class _Output(ABC):
     """The base class of local and stored outputs.
 
     Attributes:
@@ -176,6 +175,10 @@ class _Output:
     path: str
     staging: Staging
     failed: str
+
+    @abstractmethod
+    def _place(self, files: Iterable[Mapping[str, Any]], folder: str) -> None:
+        """Copies complete files from `made` to a folder."""
 
     @property
     def claims(self) -> Claims:
@@ -214,6 +217,19 @@ class _Output:
     def manifest(self) -> bytes | None:
         """The content of the current `manifest.json`, or None. It may be another program's file."""
         return _read(join(self.path, MANIFEST))
+
+    def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
+        """Writes the rejects, then `failure.json`, to `failed`."""
+        self.check_claim()
+        self._remove_failed()
+        self._place(map(asdict, rejects), self.failed)
+        write_file(join(self.failed, FAILURE), report)
+
+    def _remove_failed(self) -> None:
+        """Removes what a failed run left: this run is later."""
+        if exists(join(self.failed, FAILURE)):
+            remove_folder(join(self.failed, "rejects"))
+            delete([join(self.failed, FAILURE)])
 
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
         """Replaces only `run.json` and `report.html`, if a run made the same output again."""
@@ -281,37 +297,21 @@ class LocalOutput(_Output):
             run_text = manifests.dump({**run, "launch": self.staging.launch})
             for name, data in {**others, REPORT: page, RUN: run_text, MANIFEST: text}.items():
                 files.write(name, data)
-        self._replace(self.made, self.path)
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)  # the folder of versions
+        self.check_claim()
+        replace_directory(self.made, self.path)
+        shutil.rmtree(self.made, ignore_errors=True)
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         """Removes files of the replaced output that the new output does not have, and the report of a failed run."""
-        if os.path.exists(join(self.failed, FAILURE)):
-            # It belongs to an earlier run. It is renamed first, so a killed process leaves no part of it here.
-            aside = self._empty("replaced")
-            os.rename(self.failed, aside)
-            shutil.rmtree(aside, ignore_errors=True)
+        self._remove_failed()
+        with suppress(OSError):  # it is not there, or not empty
+            os.rmdir(self.failed)
 
-    def _empty(self, name: str) -> str:
-        """An empty folder of this launch next to the output. (Engines run a step again after a killed attempt.)"""
-        path = self.staging.beside_output(name)
-        shutil.rmtree(path, ignore_errors=True)
-        os.makedirs(path)
-        return path
-
-    def _replace(self, made: str, target: str) -> None:
-        """Replaces a directory by a new one, which is complete until then: a later attempt finds it."""
-        os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of versions
-        self.check_claim()
-        replace_directory(made, target)
-        shutil.rmtree(made, ignore_errors=True)
-
-    def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
-        """Writes the rejects, then `failure.json`, to `failed`."""
-        made, written = self._empty("failed"), os.path.join(self.made, "rejects")
-        if os.path.isdir(written):
-            shutil.copytree(written, os.path.join(made, "rejects"))
-        Path(made, FAILURE).write_bytes(report)
-        self._replace(made, self.failed)
+    def _place(self, files: Iterable[Mapping[str, Any]], folder: str) -> None:
+        """Copies complete files from `made` to a folder."""
+        for file in files:
+            shutil.copyfile(os.path.join(self.made, file["path"]), HashedFiles(folder).path(file["path"]))
 
 
 class StoredOutput(_Output):
@@ -416,18 +416,8 @@ class StoredOutput(_Output):
                 removed = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
                 stores.delete(join(self.path, name) for name in removed)
             stores.delete([found.path])
-        if _read(join(self.failed, FAILURE)) is not None:  # left by an earlier run; this run succeeded
-            self._remove_failed()
-        remove_folder(self.made)
-
-    def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         self._remove_failed()
-        self._place([asdict(file) for file in rejects], self.failed)
-        stores.put(join(self.failed, FAILURE), report)
-
-    def _remove_failed(self) -> None:
-        stores.delete([join(self.failed, FAILURE)])
-        stores.delete(found.path for found in stores.listed(f"{self.failed}/rejects/"))
+        remove_folder(self.made)
 
 
 def _read(path: str) -> bytes | None:
@@ -451,22 +441,8 @@ def _check(path: str, file: WrittenFile) -> None:
 OutputTarget = LocalOutput | StoredOutput
 
 
-def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
-    """Uses the files of an earlier shard for a new shard. None if that is not possible here.
-
-    Raises:
-        Damaged: the files have changed since they were written.
-    """
-    with output.files() as files:
-        if not output.takes(earlier, files):
-            return None
-        for name, content in earlier.described.items():
-            files.write(name, content)
-    return earlier.receipt
-
-
 def foreign_within(folder: str, manifest: bytes) -> str | None:
-    """A file in a local output that is not of it; or None. A hidden file, which a file browser leaves, does not count."""
+    """A file in a local output that is not of it; or None. A hidden file, which file browsers leave, does not count."""
     own = {file["path"] for file in listed_files(json.loads(manifest))} | {MANIFEST, *UNLISTED}
     for path in Path(folder).rglob("*"):
         name = path.relative_to(folder)

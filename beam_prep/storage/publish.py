@@ -183,20 +183,18 @@ class EarlierOutput:
             return None
         before = files_named(formats, columns, receipt.shard, self._shards[receipt.part])
         after = files_named(formats, columns, plan.shard, plan.shards)
-        if before is None or after is None:
+        # A file whose content depends on the number of shards may differ.
+        if before is None or after is None or [*before.values()] != [*after.values()]:
             return None
         folder = manifests.folder_of_shard(self.manifest, receipt.domain, receipt.split)
         written = {file.path: file for file in receipt.files}
-        old = [written.get(f"{folder}/{name}") for name, content in before.items() if content is None]
-        new = [f"{plan.folder}/{name}" for name, content in after.items() if content is None]
-        if len(old) != len(new) or None in old:
-            return None
-        described = {f"{plan.folder}/{name}": content for name, content in after.items() if content is not None}
-        files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
-        here = [WrittenFile(name, file.bytes, file.sha256) for file, name in files]
-        here = sorted(here + written_files(described), key=lambda file: file.path)
-        receipt = replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here))
-        return EarlierShard(self._folder, receipt, files, described)
+        files = tuple(
+            (written[f"{folder}/{old}"], f"{plan.folder}/{new}") for old, new in zip(before, after, strict=True)
+        )
+        here = (WrittenFile(name, file.bytes, file.sha256) for file, name in files)
+        here = tuple(sorted(here, key=lambda file: file.path))
+        receipt = replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=here)
+        return EarlierShard(self._folder, receipt, files)
 
 
 def files_named(formats: Sequence[str], columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
@@ -402,9 +400,11 @@ class Publisher:
         how = "written"
         if shard.earlier is not None:
             try:
-                if (receipt := outputs.reuse(self.target, shard.earlier)) is not None:
+                with self.target.files() as files:
+                    is_taken = self.target.takes(shard.earlier, files)
+                if is_taken:
                     tell(shard.plan.rows)
-                    return WrittenShard(receipt, shard.key, "linked")
+                    return WrittenShard(shard.earlier.receipt, shard.key, "linked")
             except Damaged as error:
                 log.warning("%s; the shard is written anew", error)
                 how = "damaged"
