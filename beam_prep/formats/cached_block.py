@@ -14,7 +14,6 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import google_crc32c
@@ -178,11 +177,7 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tup
 
 
 def encode_rows(
-    found: Mapping[str, Ragged],
-    parts: Iterable[slice],
-    facts: Mapping[str, object],
-    name: str,
-    beside: Mapping[str, Array] = MappingProxyType({}),
+    found: Mapping[str, Ragged], parts: Iterable[slice], facts: Mapping[str, object], name: str
 ) -> tuple[Data, bytes]:
     """The content of a file of rows, one record batch a part, and its seal.
 
@@ -190,12 +185,10 @@ def encode_rows(
         found: the rows, by column.
         parts: which rows are in each batch.
         facts, name: see `seal_batches`.
-        beside: more columns, with one number a row.
     """
 
     def batch(part: slice) -> pa.RecordBatch:
-        columns = {key: array_of(rows[part]) for key, rows in found.items()}
-        return pa.record_batch(columns | {key: pa.array(values[part]) for key, values in beside.items()})
+        return pa.record_batch({key: array_of(rows[part]) for key, rows in found.items()})
 
     return seal_batches(map(batch, parts), batch(slice(0)).schema, facts, name)
 

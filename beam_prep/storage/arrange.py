@@ -23,50 +23,12 @@ from beam_prep.storage.files import join, read_file, write_file
 from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 
+RunRows = dict[str, Ragged]
+"""Rows of one part and one range of keys, by rising key: column -> rows. `KEY`, `SAMPLE` and `LOST` are columns of one
+number a row: uint64 keys, see `Arranged`, and int64, the tokens cut from each row, see `Layout.fit`."""
 
-@dataclass(frozen=True, slots=True)
-class RunRows:
-    """Rows of one part and one range of keys, by rising key.
-
-    Attributes:
-        rows: the rows, by column.
-        key, sample: uint64 [rows], see `Arranged`.
-        cut: int64 [rows], tokens cut from each row, see `Layout.fit`.
-    """
-
-    rows: dict[str, Ragged]
-    key: Array
-    sample: Array
-    cut: Array
-
-    def __len__(self) -> int:
-        return len(self.key)
-
-    @classmethod
-    def none(cls) -> "RunRows":
-        """No rows, without columns."""
-        nothing = np.zeros(0, np.uint64)
-        return cls({}, nothing, nothing, nothing.astype(np.int64))
-
-    @classmethod
-    def joined(cls, parts: Sequence["RunRows"], order: Array) -> "RunRows":
-        """Joins the rows of all parts, at least one, and reorders them."""
-        beside = zip(*(part.beside.values() for part in parts), strict=True)
-        rows = joined([part.rows for part in parts], order)
-        return cls(rows, *(np.concatenate(column)[order] for column in beside))
-
-    def take(self, places: Array) -> "RunRows":
-        """The rows at these places, in that order."""
-        return RunRows.joined([self], places)
-
-    @property
-    def beside(self) -> dict[str, Array]:
-        """Name -> array of key, sample key and cut."""
-        return dict(zip(_BESIDE, (self.key, self.sample, self.cut), strict=True))
-
-
-_BESIDE = (" key", " sample", " cut")
-"""Names of `key`, `sample` and `cut` in a run. They begin with a blank, as no column does."""
+KEY, SAMPLE, LOST = OF_RUNS = (" key", " sample", " cut")
+"""They begin with a blank, as no column of an output does."""
 
 
 class RunReader:
@@ -81,7 +43,7 @@ class RunReader:
     """
 
     def __init__(self, source: pa.NativeFile, name: str) -> None:
-        self._sealed = Sealed(source, name)
+        self._sealed, self._name = Sealed(source, name), name
         listed = self._sealed.fact("batches")
         self._batches = {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
@@ -89,13 +51,13 @@ class RunReader:
         """The rows of a part and a range of keys; None if there are none.
 
         Raises:
-            FormatError: the rows are damaged.
+            TokenCacheError: the rows are damaged.
         """
         number = self._batches.get((part, keys))
         if number is None:
             return None
-        batch = self._sealed.batch(number)
-        return RunRows(rows_of(batch, _BESIDE), *(batch.column(key).to_numpy() for key in _BESIDE))
+        with expected(self._name):
+            return rows_of(self._sealed.batch(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +98,7 @@ class Scratch:
         """Writes a run, batch by batch; `batches`: (part, range of keys, number of rows), each pair once."""
         borders = offsets_of([rows for _, _, rows in batches]).tolist()
         slices = itertools.starmap(slice, itertools.pairwise(borders))
-        self._write(name, encode_rows(found.rows, slices, {"batches": batches}, name, found.beside))
+        self._write(name, encode_rows(found, slices, {"batches": batches}, name))
 
     def open_run(self, name: str) -> RunReader:
         """Opens a run.
@@ -230,11 +192,11 @@ class Arranger:
             known = {name: known.get(name) or self.scratch.open_run(name) for name in sources}
             found = _bin(known, merge.part, keys)
             if found is not None:
-                kept = found.sample <= np.uint64(merge.most)
-                if not kept.all():
-                    found = found.take(np.flatnonzero(kept))
-                if len(found):
-                    yield found.rows, found.cut
+                kept = np.flatnonzero(found[SAMPLE].flat <= np.uint64(merge.most))
+                if len(kept) < len(found[KEY]):
+                    found = joined([found], kept)
+                if len(kept):
+                    yield {name: rows for name, rows in found.items() if name not in OF_RUNS}, found[LOST].flat
 
     def survey(self, group: RunGroup) -> RunCounts:
         """Counts the tokens of a mix by sample key, for the blocks of a run. Without a mix nothing is counted."""
@@ -262,8 +224,7 @@ class Arranger:
         order = np.lexsort((made.key, made.part))
         made, sizes = made.take(order), np.concatenate(tokens)[order]
         keys = scaled(made.key, runs.bins[made.part]) // runs.width[made.part]
-        whole = RunRows.joined(rows, order)
-        del rows
+        whole = joined(rows, order)
         self.scratch.write_run(run_name(group.index), whole, batches_of(made.part, keys))
         number = scaled(made.key, runs.parts.ranges[made.part])
         return RunCounts.of(made, number, sizes, runs.parts, limits)
@@ -279,7 +240,8 @@ class Arranger:
         found = joined(parts, np.argsort(by_batch))
         cut = seen.row_index.counters.get(CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
-        return RunRows(found, made.key, made.sample, lost)
+        one = np.arange(len(lost) + 1)
+        return found | {KEY: Ragged(made.key, one), SAMPLE: Ragged(made.sample, one), LOST: Ragged(lost, one)}
 
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
         """The second level: merges a wide range of keys from several runs, and cuts it into bins."""
@@ -290,11 +252,12 @@ class Arranger:
         for part in range(len(runs.names)):
             rows = _bin(sources, part, wide)
             if rows is not None:
-                codes = np.full(len(rows), part, np.int32)
+                keys = rows[KEY].flat
+                codes = np.full(len(keys), part, np.int32)
                 found.append(rows)
-                batches += batches_of(codes, scaled(rows.key, runs.bins[codes]))
-        count = sum(map(len, found))
-        whole = RunRows.joined(found, np.arange(count)) if found else RunRows.none()
+                batches += batches_of(codes, scaled(keys, runs.bins[codes]))
+        count = sum(size for _, _, size in batches)
+        whole = joined(found, np.arange(count)) if found else RunRows()
         self.scratch.write_run(merged_name(group, wide), whole, batches)
 
 
@@ -304,15 +267,8 @@ def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | No
     Raises:
         TokenCacheError: a run is damaged.
     """
-    found = []
-    for name, source in sources.items():
-        with expected(name):
-            rows = source.rows(part, keys)
-        if rows is not None:
-            found.append(rows)
+    found = [rows for source in sources.values() if (rows := source.rows(part, keys)) is not None]
+    if not found:
+        return None
     # Rows with the same key are in the order of the sources.
-    return (
-        RunRows.joined(found, np.argsort(np.concatenate([each.key for each in found]), kind="stable"))
-        if found
-        else None
-    )
+    return joined(found, np.argsort(np.concatenate([each[KEY].flat for each in found]), kind="stable"))
