@@ -262,24 +262,21 @@ def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
         rows, _ = arranger.slice(piece)
         if ROW_LENGTHS.name in rows:
             rows, _ = split_rows(rows, schema, None)  # the first row of the record is shown
-        row = {name: _beginning(rows[name][0]) for name in rows}
-        cut = any(_is_long(rows[name][0]) for name in rows)
-        found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})
+        whole = {name: _listed(rows[name][0]) for name in rows}
+        row = {name: _beginning(values) for name, values in whole.items()}
+        found.append({"domain": domain, "columns": columns, "row": row, "cut": row != whole})
     return tuple(found)
 
 
-def _beginning(values: Array | Ragged) -> list[Any]:
-    if isinstance(values, Ragged):
-        return [_beginning(values[index]) for index in range(min(len(values), SAMPLE_LISTS))]
-    made: list[Any] = values[:SAMPLE_TOKENS].tolist()
-    return made
+def _listed(values: Array | Ragged) -> list[Any]:
+    found: list[Any] = values.to_lists() if isinstance(values, Ragged) else values.tolist()
+    return found
 
 
-def _is_long(values: Array | Ragged) -> bool:
-    """True if `_beginning` leaves out values."""
-    if isinstance(values, Ragged):
-        return len(values) > SAMPLE_LISTS or any(map(_is_long, values))
-    return len(values) > SAMPLE_TOKENS
+def _beginning(values: list[Any]) -> list[Any]:
+    if values and isinstance(values[0], list):
+        return [_beginning(each) for each in values[:SAMPLE_LISTS]]
+    return values[:SAMPLE_TOKENS]
 
 
 def _rejects(slices: Sequence[RejectSlice], token_cache: TokenCache) -> Iterator[dict[str, Any]]:
