@@ -87,7 +87,7 @@ class OutputClaim:
 
     @contextmanager
     def entered(self, dry: bool = False) -> Iterator[str | None]:
-        """What a run and a dry run look at first: may this user write, does no other job, is there anything to do?
+        """What a run and a dry run look at first: does another job write, is there anything to do?
 
         It holds the output's lock, and gives the path of the existing output if it is complete and of this job.
 
