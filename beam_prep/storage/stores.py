@@ -242,14 +242,14 @@ class GCSClient:
             raise failed(path, error.response.status_code, error) from None
         except (TransportError, requests.RequestException, urllib3.exceptions.HTTPError, DataCorruption) as error:
             raise StoreUnavailable(str(error)) from None
-        except (KeyError, AttributeError) as error:  # an empty answer is b"", not a dict
-            raise StoreUnavailable(f"its answer about {path} is incomplete: {error}") from None
+        except (KeyError, AttributeError) as error:  # the answer is cut; an empty one is b"", not a dict
+            raise StoreUnavailable(repr(error)) from None
         except GoogleAuthError as error:
             raise refused(path, error) from None
 
-    def _blob(self, path: str, version: str | None = None) -> Any:
+    def _blob(self, path: str) -> Any:
         bucket, name = bucket_and_name(path)
-        return self._gcs.bucket(bucket).blob(name, generation=None if version is None else int(version))
+        return self._gcs.bucket(bucket).blob(name)
 
     def find(self, path: str) -> ObjectInfo:
         blob = self._blob(path)
@@ -342,10 +342,8 @@ class S3Client:
             yield
         except exceptions.ClientError as error:
             raise _failed(path, error) from None
-        except (*unavailable, *cut) as error:
-            raise StoreUnavailable(str(error)) from None
-        except (KeyError, ValueError) as error:  # a header is missing or cut
-            raise StoreUnavailable(f"its answer about {path} is incomplete: {error}") from None
+        except (*unavailable, *cut, KeyError, ValueError) as error:  # the last two: a header is missing or cut
+            raise StoreUnavailable(repr(error)) from None
         except exceptions.BotoCoreError as error:  # no credentials
             raise refused(path, error) from None
 
