@@ -16,7 +16,7 @@ import os
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -108,10 +108,10 @@ class Dataset(Rows):
         self.manifest = manifest
         self.schema = output_columns(manifest)
         if split is not None:
-            self._check_split(split)
+            self._check("split", split, manifest.get("splits", {}))
         here = [shard for shard in manifest["shards"] if split in (None, shard.get("split"))]
         for name in domains or ():
-            self._check_domain(name, (shard["domain"] for shard in here))
+            self._check("domain", name, dict.fromkeys(shard["domain"] for shard in here))
         self._files, self._lease, self._domains, self._split = files, lease, domains, split
         self._shards = [shard for shard in here if domains is None or shard["domain"] in domains]
         self._starts = [0, *itertools.accumulate(shard["rows"] for shard in self._shards)]
@@ -169,7 +169,7 @@ class Dataset(Rows):
         Raises:
             BeamPrepError: there is no such domain, or its rows are in several splits.
         """
-        self._check_domain(name, (domain for _, domain in self._rows_of))
+        self._check("domain", name, dict.fromkeys(domain for _, domain in self._rows_of))
         here = {split: rows for (split, domain), rows in self._here().items() if domain == name}
         if len(here) > 1:
             raise BeamPrepError(
@@ -178,10 +178,9 @@ class Dataset(Rows):
             )
         return self._view(next(iter(here.values()), range(0)))
 
-    def _check_domain(self, name: str, known: Iterable[str]) -> None:
-        known = dict.fromkeys(known)
+    def _check(self, what: str, name: str, known: Collection[str]) -> None:
         if name not in known:
-            raise BeamPrepError(f"{self.path}: {unknown_name('domain', name, known)}")
+            raise BeamPrepError(f"{self.path}: {unknown_name(what, name, known)}")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -194,15 +193,10 @@ class Dataset(Rows):
         Raises:
             BeamPrepError: there is no such split.
         """
-        self._check_split(name)
+        self._check("split", name, self.manifest.get("splits", {}))
         parts = [rows for (split, _), rows in self._rows_of.items() if split == name]
         rows = range(parts[0].start, parts[-1].stop) if parts else range(0)
         return self._view(_within(self._rows, rows))
-
-    def _check_split(self, name: str) -> None:
-        known = self.manifest.get("splits", {})
-        if name not in known:
-            raise BeamPrepError(f"{self.path}: {unknown_name('split', name, known)}")
 
     def domain_of(self, index: int) -> str:
         """The domain of a row.
@@ -333,10 +327,6 @@ class Dataset(Rows):
         """A checksum of the rows and their order. States of views hold it."""
         said = [[shard["rows"], shard["files"]] for shard in self._shards]
         return zlib.crc32(repr([self._rows, said]).encode())
-
-    def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
-        """`[]` for checked indices; with `cuts`, only the values [start, stop) of each row."""
-        return self._gather(self._rows.start + self._rows.step * indices, cuts)
 
     def lengths(self, column: str) -> Array:
         """int64 [rows]: the length of each row of a column.
@@ -489,14 +479,15 @@ class Dataset(Rows):
             )
         return OpenShard(reader, start, self.schema)
 
-    def _gather(self, rows: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
-        """Rows of the output, in this order: column name -> values, copied once, in native byte order.
+    def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
+        """Rows in this order: column name -> values, copied once, in native byte order.
 
         Args:
-            rows: int64, numbers of rows of the entire output.
+            indices: int64, checked.
             cuts: int64 [rows] each, start and stop of the wanted values of each row; None: all values. Metadata columns
                 are not cut.
         """
+        rows = self._rows.start + self._rows.step * indices
         views: list[list[Any]] = [[None] * len(rows) for _ in self.schema]
         order = np.argsort(rows)  # each shard is opened once
         first = stop = -1
