@@ -372,6 +372,7 @@ class StoredOutput(_Output):
             for name, data in others.items():
                 files.write(name, data)
         there = self.manifest()
+        self.claims.check()
         if there is not None and there != text:
             self._remove_manifest(there)
         listed = [*listed_files(manifest), *map(asdict, files.written)]
