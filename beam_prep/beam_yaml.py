@@ -1,72 +1,40 @@
 """The transforms for Beam YAML, whose arguments are strings, numbers and mappings. See docs/beam_yaml.md.
 
-`beam_prep_yaml.yaml` lists them by name. Each function checks its arguments, and makes one transform.
+`beam_prep_yaml.yaml` lists them by name. Each function checks its arguments, and makes one transform. `ReadJSONL` and
+`FromRecords` need no function: their arguments are such already.
 """
 
-import functools
-import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError, validate_call
+from pydantic import validate_call
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError
-from beam_prep.options import check_names
-from beam_prep.reading.records import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
-from beam_prep.storage.inputs import BLOCK_BYTES
 from beam_prep.tokens.backends import Backend
 from beam_prep.tokens.batch import Check
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms import steps
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.steps import BlockStep, FromRecords, ReadJSONL, Tokenize
+from beam_prep.transforms.steps import BlockStep, Tokenize
 
 PROVIDERS = Path(__file__).with_name("beam_prep_yaml.yaml")
 """The list of the transforms, for `providers:` in a pipeline: `- include: PATH`."""
 
 ConfigOrPath = str | dict[str, Any]
-Made = TypeVar("Made")
 
 
-def _for_yaml(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Decorates a function that makes a transform: checks names and types of its arguments first."""
-    parameters, validated = inspect.signature(make).parameters, validate_call(config={"strict": True})(make)
-
-    @functools.wraps(make)
-    def checked(**arguments: Any) -> Made:
-        check_names("argument", arguments, parameters)
-        try:
-            return validated(**arguments)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise ConfigError(f"{problem['loc'][0]}: {problem['msg']}; known: {', '.join(parameters)}") from None
-
-    return checked
+_for_yaml = validate_call(config={"strict": True})
+"""Decorates a function that makes a transform: checks names and types of its arguments first."""
 
 
 def _loaded(given: ConfigOrPath, tokenizer: str) -> tuple[PipelineConfig, Tokenizer]:
     config = read_config(given)
     return config, recipe.tokenizer_of(config, tokenizer)
-
-
-@_for_yaml
-def read_jsonl(
-    inputs: str | list[str], block_bytes: int = BLOCK_BYTES, max_line_bytes: int = MAX_LINE_BYTES
-) -> ReadJSONL:
-    """Files -> blocks of records. `inputs`: a path or glob, or a list of them. See `beam_prep.ReadJSONL`."""
-    paths = [inputs] if isinstance(inputs, str) else inputs
-    return ReadJSONL(paths, block_bytes, max_line_bytes=max_line_bytes)
-
-
-@_for_yaml
-def from_records(buckets: int = 256, block_bytes: int = BLOCK_BYTES) -> FromRecords:
-    """Rows of a bounded collection -> blocks of records, ordered by their digests. See `beam_prep.FromRecords`."""
-    return FromRecords(buckets, block_bytes)
 
 
 @_for_yaml

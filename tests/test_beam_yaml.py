@@ -109,9 +109,9 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
         (
             "Prepare",
             {"config": TEXT},
-            "tokenizer: Missing required argument; known: config, tokenizer, ",
+            "tokenizer\n  Missing required argument",
         ),
-        ("Prepare", {"config": TEXT, "tokeniser": "x"}, "unknown argument 'tokeniser'; did you mean 'tokenizer'?"),
+        ("Prepare", {"config": TEXT, "tokeniser": "x"}, "tokeniser\n  Unexpected keyword argument"),
         ("Prepare", {"config": "none.json", "tokenizer": TOKENIZER}, "none.json: the config cannot be read"),
         ("Shift", {"config": TEXT, "tokenizer": TOKENIZER}, "Shift: this config has no such step; its steps are "),
         ("FromRecords", {"buckets": 3}, "buckets is 3, wanted a power of 2"),
@@ -125,5 +125,5 @@ def test_what_is_wrong_is_said_with_the_line(name: str, config: dict[str, Any], 
 
 
 def test_what_is_wrong_in_a_source_is_said() -> None:
-    with pytest.raises(ValueError, match="block_bytes: Input should be a valid integer"):
+    with pytest.raises(ValueError, match="block_bytes is True, wanted a multiple of 65536"):
         run([step("ReadJSONL", inputs="x", block_bytes=True)])
