@@ -71,12 +71,12 @@ class FirstRecords:
     tokenizer: Tokenizer
     inputs: Sequence[InputFile]
 
-    def tell(self, how: str, unused: Sequence[str], references: References | None) -> list[str]:
+    def tell(self, how: str, lacks: Sequence[str], references: References | None) -> list[str]:
         """Logs what will be done, and warnings. Returns all warnings.
 
         Args:
             how: see `Engine`.
-            unused: warnings of options.
+            lacks: see `lacks_room`.
             references: the evaluation data.
         """
         log.info("%s; %s, %.1f MB", how, counted(len(self.inputs), "file"), total_size(self.inputs) / 1e6)
@@ -90,15 +90,15 @@ class FirstRecords:
             )
         names = Counter("".join(split_name(file.path)[:2]) for file in self.inputs)
         twice = [f"{name} is read plain and compressed: leave out a copy" for name in names if names[name] > 1]
-        unused, of_records = [*unused, *twice], self.warnings()
-        for warning in [f"warning: {each}" for each in unused] + of_config:
+        of_inputs, of_records = [*lacks, *twice], self.warnings()
+        for warning in [f"warning: {each}" for each in of_inputs] + of_config:
             log.warning("%s", warning)
         for warning in of_records[:_SHOWN]:
             log.warning("warning: %s", warning)
         if of_records:
             more = f"{len(of_records) - _SHOWN} more are in run.json; " if len(of_records) > _SHOWN else ""
             log.info("%s`beam-prep audit` of these files, config and tokenizer shows records of each", more)
-        return [*unused, *of_config, *of_records]
+        return [*of_inputs, *of_config, *of_records]
 
     def check_files(self) -> None:
         """Raises InputError if a file certainly cannot be read: see `check_heads`."""

@@ -20,7 +20,7 @@ from beam_prep.options import RunOptions
 from beam_prep.output_claim import OutputClaim, folders_of, manifest_of
 from beam_prep.process import Stopped, quiet_beam, received_signal
 from beam_prep.progress import Progress, reports_folder
-from beam_prep.runners import Engine, Job, choose_runner, raised_by_worker, without_effect, workers_of
+from beam_prep.runners import Engine, Job, choose_runner, raised_by_worker, workers_of
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import stores_checksum
 from beam_prep.storage.shipped import ship, ship_references
@@ -132,7 +132,7 @@ class Pipeline:
                 return Result(output, manifest_of(output), up_to_date=True)
             job = Job(choose_runner(options, self.inputs))
             token_cache = self.cache_of_run(single_use=job.engine.here and self.staging.local)
-            warnings = self._look_at_inputs(job.engine, claim, token_cache, without_effect(options, wait))
+            warnings = self._look_at_inputs(job.engine, claim, token_cache)
             self.output = claim.choose_version()
             with self._launched(job, claim) as reports:
                 pipeline = self._pipeline(job.engine, token_cache, warnings, reports)
@@ -168,10 +168,8 @@ class Pipeline:
             groups=recipe.group_recipes(self.facts),
         )
 
-    def _look_at_inputs(
-        self, engine: Engine, claim: OutputClaim, token_cache: TokenCache, unused: list[str]
-    ) -> list[str]:
-        """Logs what will be done, and warnings. Returns all warnings, with those of unused options.
+    def _look_at_inputs(self, engine: Engine, claim: OutputClaim, token_cache: TokenCache) -> list[str]:
+        """Logs what will be done, and warnings. Returns all warnings.
 
         Raises:
             InputError, TokenizerError: an input or the backend cannot be used.
@@ -180,8 +178,8 @@ class Pipeline:
         index = None if self._references is None else self._references.index
         self._backend = first.backend(self.options.tokenizer_backend, index)
         first.check_files()
-        unused = [*unused, *first.lacks_room(token_cache, self.staging, claim.earlier(), chars)]
-        return first.tell(engine.how, unused, self._references)
+        lacks = first.lacks_room(token_cache, self.staging, claim.earlier(), chars)
+        return first.tell(engine.how, lacks, self._references)
 
     @property
     def _first_records(self) -> FirstRecords:

@@ -219,39 +219,6 @@ def workers_of(options: beams.PipelineOptions) -> int:
     return max(1, min(found or 1, _MOST_WORKERS))
 
 
-_PORTABLE = "job_endpoint artifact_endpoint environment_type environment_config sdk_worker_parallelism "
-_READ_BY = {
-    "DirectRunner": "direct_num_workers direct_running_mode",
-    "FlinkRunner": _PORTABLE + "flink_master flink_version flink_job_server_jar flink_submit_uber_jar parallelism "
-    "max_parallelism execution_mode_for_batch",
-    "PrismRunner": _PORTABLE + "prism_location",
-    "SparkRunner": _PORTABLE
-    + "spark_master_url spark_version spark_job_server_jar spark_submit_uber_jar spark_rest_url",
-    "DataflowRunner": "num_workers max_num_workers autoscaling_algorithm machine_type worker_machine_type disk_size_gb",
-}
-"""Options that not every runner reads."""
-
-
-def without_effect(options: beams.PipelineOptions, wait: bool = True) -> list[str]:
-    """The given options that have no effect with this runner: one sentence for each of the other runners.
-
-    Args:
-        options: as the user gave them, before `choose_runner`.
-        wait: as the user gave it.
-    """
-    name = _name_of(options)
-    if name not in _READ_BY:
-        return []  # an unknown runner may read any option
-    given, found = _given(options) - {*_READ_BY[name].split()}, []
-    for runner, read in _READ_BY.items():
-        if other := [f"--{each}" for each in read.split() if each in given]:
-            found.append(f"{' and '.join(other)} without effect: for --runner={runner}, and this is {name}")
-            given -= {*read.split()}
-    if not wait and name == "DirectRunner":
-        found.append(f"--wait=false without effect: {name} works in this process, and ends with it")
-    return found
-
-
 def _name_of(options: beams.PipelineOptions) -> str:
     """The name of the runner; `DirectRunner` for all that work in this process."""
     name = str(options.view_as(beams.StandardOptions).runner or "DirectRunner").rpartition(".")[2]

@@ -18,7 +18,6 @@ import pyarrow.feather
 import pyarrow.json
 import pyarrow.parquet
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
@@ -27,7 +26,6 @@ from beam_prep.errors import ConfigError, TokenizerError
 from beam_prep.hints import IN_CONFIG, OTHER_NAMES
 from beam_prep.options import OPTIONS
 from beam_prep.reading.sources import guess, refusal
-from beam_prep.runners import without_effect
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT
 
@@ -202,28 +200,6 @@ def test_a_misspelt_option_is_one_line_with_the_one_that_is_meant(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("beam-prep")
     assert wanted in line
-
-
-@pytest.mark.parametrize(
-    ("words", "wait", "wanted"),
-    [
-        (["--parallelism=3", "--flink_master=x:1"], True, ["--flink_master and --parallelism without effect: for "]),
-        ([], False, ["--wait=false without effect"]),
-        (
-            ["--runner=FlinkRunner", "--direct_num_workers=2"],
-            True,
-            ["--direct_num_workers without effect: for "],
-        ),
-        (["--runner=direct", "--parallelism=2"], True, ["--parallelism without effect: for --runner=FlinkRunner"]),
-        (["--runner=flink", "--parallelism=2", "--environment_type=LOOPBACK"], False, []),
-        (["--runner=FlinkRunner", "--parallelism=2", "--environment_type=LOOPBACK"], False, []),
-        (["--runner=DataflowRunner", "--num_workers=2", "--region=r"], False, []),
-    ],
-)
-def test_an_option_without_effect_is_said(words: list[str], wait: bool, wanted: list[str]) -> None:
-    found = without_effect(PipelineOptions(words), wait)
-    assert len(found) == len(wanted)
-    assert all(map(str.startswith, found, wanted)), found
 
 
 # Settings of other tools in a config
