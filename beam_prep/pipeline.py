@@ -1,9 +1,9 @@
 """`Pipeline`: runs a job of a config, inputs and an output directory."""
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,12 +137,12 @@ class Pipeline:
             with self._launched(job, claim) as reports:
                 pipeline = self._pipeline(job.engine, token_cache, warnings, reports)
                 claim.take(job.engine.here, wait)
-                progress = Progress(reports, self.inputs, limited=self.config.preprocessing.max_items is not None)
+                limited = self.config.preprocessing.max_items is not None
+                progress = nullcontext() if reports is None else Progress(reports, self.inputs, limited)
                 with progress, quiet_beam(), claim.claims.renewed(self.options.lease):
                     job.running = pipeline.run()
                     if not job.engine.here:
                         claim.claims.update(job=job.told())
-                        progress.ask(job.counters)
                     job.is_left = not job.engine.here and not wait
                     if job.is_left:
                         return Result(self.output, None, False, job.id)
@@ -185,7 +185,7 @@ class Pipeline:
     def _first_records(self) -> FirstRecords:
         return FirstRecords(self.config, self.tokenizer, self.inputs)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _launched(self, job: Job, claim: OutputClaim) -> Iterator[str | None]:
         """Makes the folder of unfinished files. Ends job, claim and folder, as far as they end with this launch.
 

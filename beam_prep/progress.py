@@ -1,7 +1,7 @@
 """Progress of a run: bars in a terminal, plain lines in a log.
 
 Workers append a line to a report for each block, and while they write shards; the launcher adds them up. If workers
-share no folder with the launcher, the launcher asks the runner for the job's counters instead.
+share no folder with the launcher, their runner's own page shows the job's counters, and nothing is shown here.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("beam_prep")
 
 EVERY_LOG, FIRST_LOG = 30.0, 5.0
-_EVERY_LOOK, _EVERY_QUESTION = 0.5, 5.0
-"""Seconds between two looks at the reports, and between two questions to a runner."""
+_EVERY_LOOK = 0.5
+"""Seconds between two looks at the reports."""
 _EVERY_SHARD = 0.25
 """Seconds between two reports of a worker that writes a shard."""
 _WINDOW = 60.0
@@ -112,15 +112,11 @@ def lasting(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-Ask = Callable[[], Mapping[str, int]]
-"""Asks a runner for the job's counters: `stored`, `lines`, `rejected`, `tokens`; also `tasks`, and `tasks_done`."""
-
-
 class Progress:
     """Shows the workers' reports during a run. A context manager. Its errors never fail the run.
 
     Args:
-        folder: the folder of the workers' reports; None: it is not on this machine.
+        folder: the folder of the workers' reports.
         inputs: the sum of their sizes, as stored, is the goal.
         limited: True: the output may end before the input does.
         clock: returns seconds.
@@ -128,7 +124,7 @@ class Progress:
 
     def __init__(
         self,
-        folder: str | None,
+        folder: str,
         inputs: Sequence[InputFile],
         limited: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -140,18 +136,17 @@ class Progress:
         self._goal = sum(file.size for file in inputs)
         self._limited = limited
         self._clock = clock
-        self._ask: Ask | None = None
         self.stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="beam_prep-progress")
-        self._console = Console(file=sys.stderr)
-        is_terminal = sys.stderr.isatty() and not self._console.is_dumb_terminal
+        console = Console(file=sys.stderr)
+        is_terminal = sys.stderr.isatty() and not console.is_dumb_terminal
         self._bars = progress.Progress(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.fields[phase]:8}"),
             progress.BarColumn(20),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.description}"),
-            console=self._console,
+            console=console,
             speed_estimate_period=_WINDOW,
             transient=True,
             redirect_stderr=False,  # the runner hides what threads of Beam write there
@@ -167,20 +162,10 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self.stopped.set()
         self._thread.join(_UNTIL_ENDED)
-        if self._thread.is_alive():
-            with contextlib.suppress(OSError):
-                self._console.show_cursor(True)
-
-    def ask(self, how: Ask) -> None:
-        """Sets the way to ask the runner, which is used if there are no reports."""
-        self._ask = how
 
     def line(self) -> str:
         """Looks at the reports, and moves the bars. Returns the state of the run in a line."""
-        counts: Counter[str] = Counter() if self._folder is None else reported(self._folder)
-        if self._ask is not None and not counts:
-            counts.update(self._ask())
-            counts["plans"] = int(0 < self._goal <= counts["stored"])  # there is no counter of later phases
+        counts = reported(self._folder)
         phase = "tokenise" if not counts["plans"] else "write" if counts["planned"] else "plan"
         if phase != self._task.fields["phase"]:
             self._end()
@@ -188,7 +173,7 @@ class Progress:
         elapsed = self._task.elapsed or 0.0
         done, goal, words = 0, None, f"{counts['lines']:,} records, for {lasting(elapsed)}"
         if phase == "tokenise":
-            goal = None if self._limited or (not counts["stored"] and self._ask is not None) else self._goal
+            goal = None if self._limited else self._goal
             done, words = counts["stored"], self._of_tokenising(counts, elapsed)
         elif phase == "write":
             done, goal = min(counts["written"], counts["planned"]), counts["planned"]
@@ -211,8 +196,7 @@ class Progress:
 
     def _of_tokenising(self, counts: Counter[str], elapsed: float) -> str:
         if not counts["lines"]:
-            found = f"{counts['tasks_done']} of {counts['tasks']} tasks of the job are done"
-            return f"{found if counts['tasks'] else 'no block is done yet'}, for {lasting(elapsed)}"
+            return f"no block is done yet, for {lasting(elapsed)}"
         seconds = max(elapsed, 0.001)
         digits = 0 if self._goal >= 10e6 else 1
         of = "" if self._limited else f" of {self._goal / 1e6:,.{digits}f}"
@@ -232,9 +216,8 @@ class Progress:
     def _watch(self) -> None:
         """Shows the state soon, then every half minute, and bars all the time."""
         due = self._clock() + FIRST_LOG
-        # Errors of a runner's answer, or of a closed terminal, must not disturb the run.
-        with contextlib.suppress(Exception), self._bars:
-            while not self.stopped.wait(_EVERY_LOOK if self._ask is None else _EVERY_QUESTION):
+        with contextlib.suppress(OSError, ValueError), self._bars:  # a closed terminal must not disturb the run
+            while not self.stopped.wait(_EVERY_LOOK):
                 line = self.line()
                 if self._bars.disable and self._clock() >= due:
                     log.info("%s", line)

@@ -15,11 +15,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from apache_beam.metrics.metric import MetricsFilter
 from apache_beam.options import pipeline_options as beams
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
@@ -326,23 +324,6 @@ class Job:
         found = {name: value for name, value in (("id", self.id), ("url", page)) if value is not None}
         if found:
             log.info("job %s", " ".join(found.values()))
-        return found
-
-    def counters(self) -> Counter[str]:
-        """Its progress on another machine, as far as its runner reports it.
-
-        Returns:
-            the sums of the counters of `CacheBlocks`; on Flink also `tasks` and `tasks_done`.
-        """
-        found = Counter[str]()
-        with contextlib.suppress(Exception):  # each runner has its own errors; some answer only at the end
-            for counter in self.running.metrics().query(MetricsFilter().with_namespace("beam_prep"))["counters"]:
-                value = counter.committed if counter.committed is not None else counter.attempted
-                found[counter.key.metric.name] += int(value or 0)
-        if not found["lines"]:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                for job in self._on_flink():
-                    found.update(tasks=int(job["tasks"]["total"]), tasks_done=int(job["tasks"]["finished"]))
         return found
 
     def _on_flink(self) -> list[dict[str, Any]]:

@@ -1,24 +1,19 @@
 """Progress is right about what is done and what is left, and never disturbs a run."""
 
-import itertools
 import json
 import tempfile
-import threading
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.metrics.metric import MetricsFilter
 from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.data.block import InputFile
 from beam_prep.progress import Progress, lasting, report, reported
-from beam_prep.runners import Engine, Job
 from tests.conftest import ROOT
-from tests.test_worker_processes import flink as flink
 
 MB = 10**6
 CHATS = ROOT / "examples/data/chat.jsonl"
@@ -124,39 +119,12 @@ def test_where_max_items_may_end_the_output_no_end_is_promised(folder: Path, clo
     assert shown.line() == "tokenise: 5.0 MB, 10 records, 5.0 MB/s"
 
 
-def test_a_runner_that_works_elsewhere_is_asked(clock: Clock) -> None:
-    shown = Progress(None, of_size(10 * MB), clock=clock)
-    answers: list[dict[str, int]] = [{}, {"tasks": 9, "tasks_done": 4}]
-    answers += [{"stored": 5 * MB, "lines": 10, "tokens": 100}, {"stored": 10 * MB, "lines": 20}]
-    shown.ask(lambda: answers.pop(0))
-    clock.now += 1
-    assert [shown.line() for _ in range(4)] == [
-        "tokenise: no block is done yet, for 1 s",
-        "tokenise: 4 of 9 tasks of the job are done, for 1 s",
-        "tokenise 50%: 5 of 10 MB, 10 records, 5.0 MB/s, 100 tokens/s",
-        "plan: 20 records, for 0 s",
-    ]
-
-
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (59.6, "1 min 0 s"), (3599.6, "1 h 0 min")])
 def test_times_are_rounded_as_a_whole(seconds: float, words: str) -> None:
     assert lasting(seconds) == words
 
 
 # Real runs
-
-
-def test_no_error_of_progress_fails_or_delays_a_run() -> None:
-    asked = threading.Event()
-
-    def fails() -> dict[str, int]:
-        asked.set()
-        raise RuntimeError("the runner is gone")
-
-    shown = Progress(None, of_size(5), clock=itertools.count(0.0, 10.0).__next__)  # the first line is due at once
-    shown.ask(fails)
-    with shown:
-        assert asked.wait(30)
 
 
 def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
@@ -167,27 +135,11 @@ def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
     _ = blocks | bp.Shard(str(folder / "out"), tokenizer=tokenizer)
     job = pipeline.run()
     totals = json.loads((folder / "out/manifest.json").read_text())["totals"]
-    assert Job(Engine(None, PipelineOptions([]), ""), job).counters() == {
+    found = job.metrics().query(MetricsFilter().with_namespace("beam_prep"))["counters"]
+    assert {counter.key.metric.name: counter.result for counter in found} == {
         "stored": CHATS.stat().st_size,
         "lines": 260,
         "kept": 260,
         "rejected": 0,
         "tokens": totals["tokens"]["input_ids"],
     }
-
-
-def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks(flink: dict[str, Any]) -> None:
-    tasks = {"total": 9, "finished": 4}
-    running = {"name": "beamprep-1", "state": "RUNNING", "tasks": tasks}
-    flink["/jobs/overview"] = {"jobs": [running | {"state": "FINISHED", "tasks": {"total": 9, "finished": 9}}, running]}
-
-    class Running:
-        """A job of Beam's job server, which answers no question about metrics before its end."""
-
-        job_id = "beamprep-1_0c2f"
-
-        def metrics(self) -> None:
-            raise NotImplementedError
-
-    options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master={flink['address']}"])
-    assert Job(Engine(None, options, ""), Running()).counters() == {"tasks": 9, "tasks_done": 4}
