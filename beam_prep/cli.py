@@ -325,7 +325,7 @@ def _run(given: argparse.Namespace) -> int:
     import_beam()
     from beam_prep.pipeline import Pipeline
 
-    job = Pipeline(**_arguments_of(given), beam_options=[*given.beam_options, *options.changed_options(given)])
+    job = Pipeline(**_arguments_of(given), beam_options=given.beam_options)
     if given.dry_run:
         from beam_prep.dry_run import dry_run
 

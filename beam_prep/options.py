@@ -329,14 +329,3 @@ def arguments_of(given: argparse.Namespace) -> dict[str, Any]:
     values = vars(given)
     names = (option.name for option in OPTIONS if option.of_pipeline)
     return {name: values[name] for name in names if values.get(name) is not None}
-
-
-def changed_options(given: argparse.Namespace) -> list[str]:
-    """The job's options that differ from their defaults, as `--name=value`, for a runner's console."""
-    values = {**vars(given), "inputs": " ".join(given.inputs) or None}
-    found = []
-    for option in OPTIONS:
-        value = values[option.name]
-        if option.in_form and value != option.default:
-            found.append(f"--{option.name}={str(value).lower() if isinstance(value, bool) else value}")
-    return found

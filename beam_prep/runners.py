@@ -27,7 +27,6 @@ from apache_beam.version import __version__ as BEAM
 from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
-from beam_prep.options import OPTIONS
 from beam_prep.process import lives, received_signal
 
 log = logging.getLogger("beam_prep")
@@ -43,16 +42,13 @@ def plain_size(inputs: Iterable[InputFile]) -> int:
     return sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs)
 
 
-class JobOptions(beams.PipelineOptions):
-    """Options that Beam does not know: one of its Flink job server, and our own, which a runner's console shows."""
+class FlinkOptions(beams.PipelineOptions):
+    """An option of Beam's Flink job server that Beam itself does not know."""
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
         modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
         parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
-        for option in OPTIONS:
-            if option.in_form:  # the others concern the launch, and Beam has a `dry_run` of its own
-                parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
 def cores() -> int:
@@ -237,7 +233,7 @@ def _set_defaults(options: beams.PipelineOptions, runner: str) -> dict[str, Any]
     wanted: dict[str, tuple[type[beams.PipelineOptions], Any]] = {}
     if runner == "FlinkRunner":
         # A stage hands its data on when it is done. So after a failure only that stage is repeated.
-        wanted["execution_mode_for_batch"] = JobOptions, "BATCH_FORCED"
+        wanted["execution_mode_for_batch"] = FlinkOptions, "BATCH_FORCED"
         page = flink_page(options)
         if page is not None and (slots := _flink_slots(page)):
             # Beam's defaults are one slot, and one Python process for all slots of a machine.
