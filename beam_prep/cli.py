@@ -8,19 +8,19 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
-import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from pydantic import ByteSize, TypeAdapter
 
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import VISIBLE, counted, instead, nearest, option_of, place_of, unknown_name
+from beam_prep.hints import VISIBLE, counted, instead, nearest, place_of
 from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -60,10 +60,7 @@ def _command(*arguments: _Add, beams: bool = False) -> Callable[[_Run], _Run]:
 
     def add(run: _Run) -> _Run:
         help, _, epilog = str(inspect.getdoc(run)).partition("\n\n")
-        width = shutil.get_terminal_size().columns - 2  # as argparse has it; commands stay, to be copied
-        parts = (part if "  beam-prep" in part else textwrap.fill(part, width) for part in epilog.split("\n\n"))
         keep_lines = argparse.RawDescriptionHelpFormatter
-        epilog = "\n\n".join(parts)
         parser = _SUBPARSERS.add_parser(
             run.__name__.strip("_"), help=help, epilog=epilog, allow_abbrev=False, formatter_class=keep_lines
         )
@@ -89,24 +86,15 @@ _SPLIT = _argument(
 _OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3://")
 
 
-_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
-_SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a time such as 90s, 30m, 12h or 7d")
+    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}[text[-1]]
 
 
-def _number_of(units: Mapping[str, int], wanted: str) -> Callable[[str], float]:
-    """A function that parses a number with a unit."""
-
-    def parse(text: str) -> float:
-        match = re.fullmatch(rf"(\d+(?:\.\d+)?)({'|'.join(units)})", text)
-        if match is None:
-            raise argparse.ArgumentTypeError(f"found {text!r}, wanted {wanted}")
-        return float(match[1]) * units[match[2]]
-
-    return parse
-
-
-_seconds = _number_of(_TIMES, "a time such as 90s, 30m, 12h or 7d")
-_bytes = _number_of(_SIZES, "a size such as 500MB, 2.5GB or 1TB")
+def size(text: str) -> int:
+    """Bytes. argparse says "invalid size value"."""
+    return TypeAdapter(ByteSize).validate_python(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,14 +141,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _say(lines: Iterable[str]) -> None:
     """Prints lines. For a terminal, they are wrapped between words, except commands, which are there to be copied."""
-    width = shutil.get_terminal_size().columns
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
     for line in lines:
-        line = line.translate(VISIBLE)  # texts of records must not control the terminal
-        if sys.stdout.isatty() and not line.startswith("  beam-prep "):
-            indent = " " * (len(line) - len(line.lstrip()) + 2)
-            parts = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-            line = "\n".join(parts)
-        print(line)
+        as_it_is = not console.is_terminal or line.startswith("  beam-prep ")
+        console.print(line.translate(VISIBLE), soft_wrap=as_it_is)  # texts of records must not control the terminal
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
@@ -177,8 +163,6 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         command = words[0] if words else ""
         if command in COMMANDS and (problem := _unknown_option(command, words[1:])):
             raise _UsageError(problem) from None  # a misspelt option explains a missing one
-        if words and command not in COMMANDS and not command.startswith("-"):
-            raise _UsageError(unknown_name("command", command, COMMANDS)) from None
         raise error
     if others and not given.beams:
         raise _UsageError(_unknown_option(given.command, others) or f"unknown argument {others[0]!r}")
@@ -195,44 +179,30 @@ def _options_of(parser: argparse.ArgumentParser) -> list[str]:
 
 def _unknown_option(command: str, words: Sequence[str]) -> str | None:
     """What is wrong with the first option that neither the command nor Beam has, or None."""
-    ours = _options_of(COMMANDS[command])
+    known = _options_of(COMMANDS[command])
     names = [word.partition("=")[0] for word in words if re.match(r"--[A-Za-z]|-[A-Za-z]$", word)]
-    unknown = [name for name in names if name not in ours]
-    beams: list[str] = []
-    if unknown and COMMANDS[command].get_default("beams"):
-        beams = _options_of(_parser_of_beam())
-        unknown = [name for name in unknown if name not in beams]
-    if not unknown:
+    if not set(names) <= set(known) and COMMANDS[command].get_default("beams"):
+        known += _options_of(_parser_of_beam())
+    name = next((name for name in names if name not in known), None)
+    if name is None:
         return None
-    neither = ", neither ours nor Beam's" if beams else ""
-    meant = next(filter(None, _meanings(command, unknown[0], ours, beams)), None)
-    return f"unknown option {unknown[0]!r}{neither}{f'; {meant}' if meant else ''}"
-
-
-def _meanings(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -> Iterator[str | None]:
-    """Hints at the option or field of a config that a name may mean, the likeliest first; None: not that one."""
-    word, known = name.lstrip("-").replace("-", "_").lower(), [*ours, *beams]
-    if word.startswith("s3_") and not beams:
-        yield f"set boto3's variables for beam-prep {command}: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID ..."
-    yield instead(word, "--")
-    option = f"--{option_of(word)}"
-    yield f"did you mean {option}?" if option in known else None
-    place = _place_in_config(word) if command in ("run", "replay", "inspect") else None
-    yield place and f"it is set in the config: {place}"
-    elsewhere = [each for each in COMMANDS if f"--{word}" in _options_of(COMMANDS[each])]
-    yield f"it is an option of {' and '.join(elsewhere)}" if elsewhere and f"--{word}" not in known else None
-    near = nearest(f"--{word}", ours) or nearest(f"--{word}", beams)
-    yield near and f"did you mean {near}?"
+    word = name.lstrip("-").replace("-", "_").lower()
+    place = place_of(word) or _place_in_config(word)
+    meant = instead(word)
+    if meant is None and place is not None:
+        meant = f"here it is {place}{'' if place.startswith('--') else ' in the config'}"
+    if meant is None and (near := nearest(f"--{word}", known)) is not None:
+        meant = f"did you mean {near}?"
+    return f"unknown option {name!r}{'' if meant is None else f'; {meant}'}"
 
 
 def _place_in_config(word: str) -> str | None:
-    """The path of a setting in a config, by its name or by another tool's name; None if there is none."""
+    """The path of a setting in a config, by its name; None if there is none."""
     from beam_prep.config import PipelineConfig
 
-    for part, field in PipelineConfig.model_fields.items():
-        if word in getattr(field.annotation, "model_fields", ()):
-            return f"{part}.{word}"
-    return place_of(word)
+    parts = PipelineConfig.model_fields.items()
+    found = (part for part, field in parts if word in getattr(field.annotation, "model_fields", ()))
+    return next((f"{part}.{word}" for part in found), None)
 
 
 def _parser_of_beam() -> argparse.ArgumentParser:
@@ -319,8 +289,9 @@ def _run(given: argparse.Namespace) -> int:
     example:
       beam-prep run 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
-    Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
-    process, and large ones in one worker process for each core.
+    Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...).
+    Without a runner, small inputs run in this process, and large ones in one
+    worker process for each core.
     """
     import_beam()
     from beam_prep.pipeline import Pipeline
@@ -365,9 +336,10 @@ def _replay(given: argparse.Namespace) -> int:
     example:
       beam-prep replay out/ -c configs/fixed.json -o new/
 
-    The inputs are those of OUT, and must be unchanged. At the end, replay lists the records that are no longer
-    rejected, the newly rejected ones, and the kept ones that changed (needs output.provenance in both configs). All
-    options of `run` may follow. Without -c and --tokenizer_path, those of OUT are used.
+    The inputs are those of OUT, and must be unchanged. At the end, replay lists
+    the records that are no longer rejected, the newly rejected ones, and the kept
+    ones that changed (needs output.provenance in both configs). All options of
+    `run` may follow. Without -c and --tokenizer_path, those of OUT are used.
     """
     import_beam()
     from beam_prep.replay import Replay
@@ -437,8 +409,6 @@ _OF_OUTPUTS = ("record", "domain", "split", "source")
 
 def _check_inspect(given: argparse.Namespace) -> None:
     """Raises _UsageError if options of `inspect` are wrong; it says what to type."""
-    if given.ids and given.html is not None:
-        raise _UsageError("--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids")
     before = [f"--{name}" for name in ("config", "tokenizer_path") if getattr(given, name) is not None]
     outputs = [path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))]
     of_output = not before and len(given.paths) == 1 and not os.path.isfile(given.paths[0])
@@ -466,8 +436,8 @@ def _audit(given: argparse.Namespace) -> int:
     example:
       beam-prep audit 'data/*.jsonl' -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
-    Checks a sample of all files, and writes nothing. Exit code 0: no findings; 1: findings; 2 and more: a run with
-    these arguments would not start.
+    Checks a sample of all files, and writes nothing. Exit code 0: no findings; 1:
+    findings; 2 and more: a run with these arguments would not start.
     """
     import_beam()
     from beam_prep.audit import as_json, as_lines, audit
@@ -494,7 +464,8 @@ def _init(given: argparse.Namespace) -> int:
     example:
       beam-prep init 'data/*.jsonl' --tokenizer_path path/to/tokenizer
 
-    Writes the config, and a .md file beside it that explains each setting. Then prints what to type next.
+    Writes the config, and a .md file beside it that explains each setting. Then
+    prints what to type next.
     """
     import_beam()
     from beam_prep.starter import start
@@ -519,14 +490,13 @@ def _template(given: argparse.Namespace) -> int:
       beam-prep template path/to/tokenizer
       beam-prep template path/to/tokenizer --chat_template fixed.jinja --html page.html
 
-    For each test conversation (system message, tools, parallel calls, reasoning ...), shows whether the template takes
-    it, what the template leaves out, and what is trained. docs/templates.md explains the words.
+    For each test conversation (system message, tools, parallel calls, reasoning
+    ...), shows whether the template takes it, what the template leaves out, and
+    what is trained. docs/templates.md explains the words.
     """
     import_beam()
     from beam_prep.preview import template
 
-    if given.html and given.json:
-        raise _UsageError("--html and --json exclude each other: type one of them")
     pager = not given.no_pager
     template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
     return 0
@@ -639,7 +609,7 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     ),
     _argument(
         "--max_bytes",
-        type=_bytes,
+        type=size,
         metavar="SIZE",
         help="then remove the oldest blocks until this size is left: 500MB, 1TB",
     ),

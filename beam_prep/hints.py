@@ -48,35 +48,21 @@ def unknown_name(what: str, name: object, known: Iterable[str], instead: str | N
 
 
 OTHER_NAMES = {
-    "tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
+    "--tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
     "model_path model_name_or_path",
-    "output_dir": "out output output_path output_folder out_dir save_path save_to dest dataset_prepared_path",
-    "inputs": "in input input_path input_file input_files input_dir data data_path data_files dataset datasets "
+    "--output_dir": "out output output_path output_folder out_dir save_path save_to dest dataset_prepared_path",
+    "--inputs": "in input input_path input_file input_files input_dir data data_path data_files dataset datasets "
     "dataset_name train_file files",
-    "config": "cfg conf config_file config_path",
-    "overwrite": "force f replace overwrite_output_dir overwrite_cache",
-    "verbose": "v debug log_level",
-    "cache_dir": "cache token_cache",
-    "staging": "tmp temp tmp_dir temp_dir staging_dir",
-    "direct_num_workers": "workers jobs j n_jobs nproc num_proc num_processes processes num_cpus cpus threads "
+    "--config": "cfg conf config_file config_path",
+    "--overwrite": "force f replace overwrite_output_dir overwrite_cache",
+    "--verbose": "v debug log_level",
+    "--cache_dir": "cache token_cache",
+    "--staging": "tmp temp tmp_dir temp_dir staging_dir",
+    "--direct_num_workers": "workers jobs j n_jobs nproc num_proc num_processes processes num_cpus cpus threads "
     "preprocessing_num_workers dataset_num_proc dataset_processes",
-    "dry_run": "dry n dryrun",
-    "max_no_loss_rate": "max_drops drop_rate",
-    "max_reject_rate": "max_rejects reject_rate max_error_rate",
-}
-"""Options -> their names in other programs, and short names."""
-
-
-def option_of(name: str) -> str | None:
-    """The option that other programs call by this name; None if there is none.
-
-    >>> option_of("num-proc")
-    'direct_num_workers'
-    """
-    return _by_other_name(OTHER_NAMES, name)
-
-
-IN_CONFIG = {
+    "--dry_run": "dry n dryrun",
+    "--max_no_loss_rate": "max_drops drop_rate",
+    "--max_reject_rate": "max_rejects reject_rate max_error_rate",
     "preprocessing.max_seq_len": "max_length max_seq_length sequence_len cutoff_len seq_length seq_len sequence_length "
     "context_length max_tokens model_max_length block_size",
     'preprocessing.packing_strategy ("bfd", "bfd_split", "wrapped" or "simple")': "packing padding_free sample_packing "
@@ -110,22 +96,18 @@ IN_CONFIG = {
     "mask (role to action)": "roles",
     "output.position_ids_mode": "position_ids",
 }
-"""Places in our config, with the values if they differ -> the names of such settings in TRL, axolotl, LLaMA-Factory and
-others."""
+"""Our options, and places in our config, with the values if they differ -> the names of such settings in TRL, axolotl,
+LLaMA-Factory and others, and short names."""
 
 
 def place_of(name: str) -> str | None:
-    """The place in our config for a setting of another tool, with the values if they differ; None if unknown.
+    """Our option, or the place in our config, for a setting of another tool; None if unknown.
 
-    >>> place_of("cutoff_len")
-    'preprocessing.max_seq_len'
+    >>> place_of("cutoff_len"), place_of("num-proc")
+    ('preprocessing.max_seq_len', '--direct_num_workers')
     """
-    return _by_other_name(IN_CONFIG, name)
-
-
-def _by_other_name(table: Mapping[str, str], name: str) -> str | None:
     word = name.lstrip("-").lower().replace("-", "_")
-    return next((ours for ours, others in table.items() if word in others.split()), None)
+    return next((ours for ours, others in OTHER_NAMES.items() if word in others.split()), None)
 
 
 RENAMED_OPTIONS = {
@@ -157,17 +139,13 @@ RENAMED_NAMES = {"Carry": "KeepFields"}
 """Names of the package `beam_prep`, and steps of Beam YAML: old name -> new name."""
 
 
-def instead(name: str, mark: str = "") -> str | None:
+def instead(name: str) -> str | None:
     """What to do about an old option; None if there was no such option.
 
-    >>> instead("spool", "--")
+    >>> instead("spool")
     'it is --cache_dir now'
-
-    Args:
-        name: the option, without `--`.
-        mark: the prefix of an option's name where it is given.
     """
-    return f"it is {mark}{RENAMED_OPTIONS[name]} now" if name in RENAMED_OPTIONS else GONE_OPTIONS.get(name)
+    return f"it is --{RENAMED_OPTIONS[name]} now" if name in RENAMED_OPTIONS else GONE_OPTIONS.get(name)
 
 
 def rename_keys(found: dict[str, Any], names: Mapping[str, str]) -> None:

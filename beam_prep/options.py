@@ -145,7 +145,9 @@ class RunOptions(BaseModel):
         Raises:
             ConfigError: a name is unknown or old, or a value is wrong.
         """
-        check_names("option", given, cls.model_fields)
+        for name in given:
+            if name not in cls.model_fields:
+                raise ConfigError(unknown_name("option", name, cls.model_fields, instead(name)))
         values = {name: os.fspath(each) if isinstance(each, os.PathLike) else each for name, each in given.items()}
         try:
             made = cls.model_validate(values)
@@ -166,13 +168,6 @@ class LaunchOptions(BaseModel, use_attribute_docstrings=True):
     """wait until the job has ended"""
     verbose: bool = _launch("Verbose", "", False)
     """show Beam's own log too"""
-
-
-def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ConfigError for a name that is unknown or old."""
-    for name in given:
-        if name not in known:
-            raise ConfigError(unknown_name(what, name, known, instead(name)))
 
 
 def _wanted(problem: Any) -> str:

@@ -54,7 +54,7 @@ def test_the_defaults_are_those_of_the_steps() -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"spool": "x"}, "unknown option 'spool'; it is cache_dir now"),
+        ({"spool": "x"}, "unknown option 'spool'; it is --cache_dir now"),
         ({"render": "fast"}, "unknown option 'render'; it is gone, because there is only one way to render"),
         ({"overwirte": True}, "unknown option 'overwirte'; did you mean 'overwrite'? known: overwrite, "),
         ({"overwrite": "yes"}, "overwrite is 'yes', wanted true or false"),

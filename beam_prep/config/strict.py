@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from beam_prep.formats import FORMATS
-from beam_prep.hints import RENAMED_KEYS, did_you_mean, option_of, place_of, shown, unknown_name
+from beam_prep.hints import RENAMED_KEYS, did_you_mean, place_of, shown, unknown_name
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, str]
@@ -112,15 +112,12 @@ def _unknown_key(model: type[BaseModel], at: Location) -> str:
     key, known = str(at[-1]), _part_at(model, at[:-1]).model_fields
     parts = {name: model_in(field.annotation) for name, field in model.model_fields.items()}
     right = [name for name, part in parts.items() if part is not None and key in part.model_fields]
-    instead = None
+    place = None if key.lower() in known else place_of(key)
+    instead = None if place is None else f"here it is {place}"
     if (new := RENAMED_KEYS.get(".".join(map(str, at)))) is not None:
         instead = f"it is {new} now"
     elif right:
         instead = f"it belongs in {' or '.join(map(repr, right))}"
-    elif (place := place_of(key)) is not None:
-        instead = f"here it is {place}"
-    elif key.lower() not in known and (option := option_of(key)) is not None:
-        instead = f"it is no part of the config: give --{option} on the command line"
     return unknown_name("key", key, known, instead)
 
 

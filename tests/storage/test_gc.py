@@ -108,7 +108,7 @@ def test_the_command(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(rf"{count} blocks, [\d.]+ (kB|bytes) would be removed", capsys.readouterr().out)
     assert cli.main(["gc", cache_dir, "--older_than=90d", "--max_bytes=0.5KB"]) == 0
     assert blocks(jobs) == set()
-    for wrong in (["--older_than", "week"], ["--older_than", "7"], ["--max_bytes", "5 GB"]):
+    for wrong in (["--older_than", "week"], ["--older_than", "7"], ["--max_bytes", "5 XB"]):
         assert cli.main(["gc", cache_dir, *wrong]) == 2
     with pytest.raises(ConfigError):
         collect(str(jobs.folder / "no"), 0.0)
