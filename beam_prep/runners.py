@@ -22,7 +22,6 @@ from apache_beam.options import pipeline_options as beams
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
-from apache_beam.version import __version__ as BEAM
 
 from beam_prep import errors
 from beam_prep.data.block import InputFile
@@ -163,16 +162,13 @@ class Engine(NamedTuple):
 
 
 def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -> Engine:
-    """Chooses a runner. Never chooses one that would download something.
+    """Chooses a runner. Never chooses one by itself that would download something.
 
     `DirectRunner` means the in-process runner: Beam's own runner of that name would first download a binary.
 
     Args:
         options: Beam's options.
         inputs: the files of the job. Small ones run in this process.
-
-    Raises:
-        ConfigError: an option that the runner needs is missing.
     """
     name = options.view_as(beams.StandardOptions).runner
     if _name_of(options) != "DirectRunner":
@@ -243,15 +239,6 @@ def _set_defaults(options: beams.PipelineOptions, runner: str) -> dict[str, Any]
         # By default 12 threads share one Python interpreter and hold 12 blocks.
         wanted["number_of_worker_harness_threads"] = beams.DebugOptions, 1
         wanted["save_main_session"] = beams.SetupOptions, False
-    elif runner == "PrismRunner" and not options.view_as(beams.PrismRunnerOptions).prism_location:
-        portable = options.view_as(beams.PortableOptions)
-        if not portable.job_endpoint:
-            raise ConfigError(
-                "PrismRunner without --prism_location: Beam would download a program from GitHub. If you want that, "
-                f"type --prism_location=https://github.com/apache/beam/releases/tag/v{BEAM}; else build it "
-                f"(go install github.com/apache/beam/sdks/v2/go/cmd/prism@v{BEAM}) "
-                "and type --prism_location=$HOME/go/bin/prism"
-            )
     given = _given(options)
     chosen = {name: value for name, (_, value) in wanted.items() if name not in given}
     for name, value in chosen.items():

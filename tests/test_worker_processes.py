@@ -19,7 +19,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import Tokenizer, runners
 from beam_prep.data.block import InputFile
-from beam_prep.errors import ConfigError
 from beam_prep.runners import choose_runner
 from tests.conftest import ROOT
 
@@ -310,11 +309,3 @@ def test_slots_that_are_not_known_are_left_to_the_user(flink: dict[str, Any], ca
         assert options.keys().isdisjoint({"parallelism", "sdk_worker_parallelism"})
     assert "http://localhost:1/overview" in caplog.text
     assert "set --parallelism and --sdk_worker_parallelism" in caplog.text
-
-
-def test_prism_is_not_downloaded_unasked() -> None:
-    with pytest.raises(ConfigError, match="would download a program from GitHub") as error:
-        told("--runner=PrismRunner")
-    assert "--prism_location=https://github.com/apache/beam/releases/tag/v2.77.0" in str(error.value)
-    assert told("--runner=PrismRunner", "--prism_location=/bin/prism")[1] == "runner: PrismRunner"
-    assert told("--runner=PrismRunner", "--job_endpoint=localhost:1")[1] == "runner: PrismRunner"
