@@ -48,56 +48,24 @@ def unknown_name(what: str, name: object, known: Iterable[str], instead: str | N
 
 
 OTHER_NAMES = {
-    "--tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
-    "model_path model_name_or_path",
-    "--output_dir": "out output output_path output_folder out_dir save_path save_to dest dataset_prepared_path",
-    "--inputs": "in input input_path input_file input_files input_dir data data_path data_files dataset datasets "
-    "dataset_name train_file files",
-    "--config": "cfg conf config_file config_path",
-    "--overwrite": "force f replace overwrite_output_dir overwrite_cache",
-    "--verbose": "v debug log_level",
-    "--cache_dir": "cache token_cache",
-    "--staging": "tmp temp tmp_dir temp_dir staging_dir",
-    "--direct_num_workers": "workers jobs j n_jobs nproc num_proc num_processes processes num_cpus cpus threads "
-    "preprocessing_num_workers dataset_num_proc dataset_processes",
-    "--dry_run": "dry n dryrun",
-    "--max_no_loss_rate": "max_drops drop_rate",
-    "--max_reject_rate": "max_rejects reject_rate max_error_rate",
-    "preprocessing.max_seq_len": "max_length max_seq_length sequence_len cutoff_len seq_length seq_len sequence_length "
-    "context_length max_tokens model_max_length block_size",
-    'preprocessing.packing_strategy ("bfd", "bfd_split", "wrapped" or "simple")': "packing padding_free sample_packing "
-    "neat_packing pack pack_sequences",
-    'mask ({"assistant": "train"})': "assistant_only_loss roles_to_train",
-    'input.sections ("action": "mask" for the prompt, "train" for the completion)': "completion_only_loss",
-    "input.chat_template": "chat_template_path chat_template",
-    'input.sections: each section names a "field" of the records': "dataset_text_field text_column text_field column "
-    "prompt_column",
-    "preprocessing.padding (a number)": "pad_to_multiple_of",
-    'preprocessing.eos ("if_missing" adds the tokenizer\'s)': "eos_token",
-    "preprocessing.packing_group": "sample_packing_group_size",
-    'preprocessing.padding ("max_length")': "pad_to_sequence_len",
-    'mask_default ("train" or "mask"), or the action of a section': "train_on_inputs train_on_prompt",
-    "mask_options.eos": "train_on_eos train_on_eot",
-    'input.sections ("field": "messages")': "field_messages",
-    "input.adapter": "message_property_mappings formatting",
-    "preprocessing.truncation_mode": "excess_length_strategy truncation truncate",
-    'input.sections: "template": "conversation" in a section takes the tokenizer\'s chat template': "template",
-    'mask ({"assistant": "last"})': "mask_history",
+    "--tokenizer_path": "tokenizer tokeniser tokenizer_name model model_name model_path model_name_or_path",
+    "--output_dir": "out output output_path out_dir save_path",
+    "--inputs": "input input_files data data_path data_files dataset datasets dataset_name train_file files",
+    "--overwrite": "force overwrite_output_dir",
+    "--direct_num_workers": "workers jobs j n_jobs num_proc num_processes cpus preprocessing_num_workers",
+    "preprocessing.max_seq_len": "max_length max_seq_length sequence_len cutoff_len seq_length seq_len block_size",
+    "preprocessing.packing_strategy": "packing sample_packing neat_packing",
+    "preprocessing.padding": "pad_to_multiple_of pad_to_sequence_len",
+    "preprocessing.eos": "eos_token append_eos add_eos add_eos_token",
+    "preprocessing.truncation_mode": "truncation truncation_side truncate chunk_size",
     "preprocessing.max_items": "max_samples limit",
-    'preprocessing.truncation_mode ("chunk", in pieces of max_seq_len)': "chunk_size",
-    'preprocessing.truncation_mode ("keep_start" or "keep_end")': "truncation_side",
-    "preprocessing.stride": "overlap",
-    'preprocessing.eos ("if_missing" or "always")': "append_eos add_eos add_eos_token",
-    "preprocessing.bos, or add_special_tokens of a section": "add_bos_token",
-    "input.template_variables": "chat_template_kwargs",
-    'input.template_variables ({"enable_thinking": false})': "enable_thinking",
+    "mask_default": "train_on_inputs train_on_prompt",
+    "mask": "assistant_only_loss roles_to_train mask_history",
+    "input.sections": "dataset_text_field text_column field_messages completion_only_loss template",
+    "input.template_variables": "chat_template_kwargs enable_thinking",
     "output.storage_format": "format formats output_format",
-    "output.max_tokens_per_shard": "shard_size",
-    "mask (role to action)": "roles",
-    "output.position_ids_mode": "position_ids",
 }
-"""Our options, and places in our config, with the values if they differ -> the names of such settings in TRL, axolotl,
-LLaMA-Factory and others, and short names."""
+"""Our options, and places in our config -> the names of such settings in TRL, axolotl, LLaMA-Factory and others."""
 
 
 def place_of(name: str) -> str | None:
@@ -125,9 +93,6 @@ GONE_OPTIONS = {
     "staging_ttl": "it is gone, because the next launch that claims an output removes files of others: leave it out",
 }
 """Removed options: name -> what to do."""
-
-GONE_VALUES = {"tokie": "which is gone, because transformers encodes WordPiece and Unigram: leave the option out"}
-"""Removed values of options: value -> what to do."""
 
 RENAMED_KEYS = {
     "output.carry": "output.keep_fields",

@@ -15,19 +15,11 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from beam_prep.errors import ConfigError
-from beam_prep.hints import GONE_VALUES, instead, unknown_name
+from beam_prep.hints import instead, unknown_name
 
 OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
 
 _KINDS: dict[Any, OptionKind] = {bool: "boolean", int: "integer", int | None: "integer", float: "number"}
-_METAVARS: dict[OptionKind, str] = {
-    "boolean": "true|false",
-    "integer": "N",
-    "number": "X",
-    "input_file": "FILE",
-    "input_folder": "DIR_OR_NAME",
-    "output_folder": "DIR",
-}
 _PATTERNS: dict[OptionKind, str] = {
     "integer": r"^\d+$",
     "number": r"^\d+(\.\d+)?$",
@@ -43,7 +35,7 @@ def _option(group: str, label: str, example: str, default: Any = None, **more: A
         label: its title in the form.
         example: a value that its pattern accepts.
         default: its default value; `...`: the job needs one.
-        more: `kind`, `short`, `metavar` and `pattern` of `Option`, if they are not those of the type, and bounds.
+        more: `kind`, `short` and `pattern` of `Option`, if they are not those of the type, and bounds.
     """
     bounds = {name: more.pop(name) for name in ("ge", "le", "lt") if name in more}
     return Field(default, title=label, examples=[example], json_schema_extra={"group": group, **more}, **bounds)
@@ -61,7 +53,6 @@ class JobOptions(BaseModel, use_attribute_docstrings=True):
     inputs: str | None = _job(
         "Input files",
         "gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
-        metavar="LIST",
         pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
     )
     """JSONL or Parquet files (.gz, .bz2 and .zst are read too), as paths or globs separated by commas or white space,
@@ -79,7 +70,6 @@ class JobOptions(BaseModel, use_attribute_docstrings=True):
     config_json: str | None = _job(
         "Config, as JSON",
         '{"input": {"sections": [{"field": "text", "action": "train"}]}}',
-        metavar="JSON",
         pattern=r"^\s*\{[\s\S]*\}\s*$",
     )
     """the config as JSON; give either this or config"""
@@ -108,16 +98,12 @@ class RunOptions(BaseModel):
     """replace the output of another job"""
     keep_versions: int | None = _output("Versions kept", "3", ge=1)
     """make a version, DIR/<time>, to which DIR/latest points at the end, and keep this many"""
-    version_name: str | None = _output(
-        "Name of the version", "20261122", metavar="NAME", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-    )
+    version_name: str | None = _output("Name of the version", "20261122", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """with --keep_versions: the version's name (default: the launch time in UTC); versions are in order of their
     names"""
-    max_reject_rate: float = _output("Largest share of rejected records", "0.05", 0.01, metavar="SHARE", ge=0, le=1)
+    max_reject_rate: float = _output("Largest share of rejected records", "0.05", 0.01, ge=0, le=1)
     """fail when a larger share of the records is rejected"""
-    max_no_loss_rate: float = _output(
-        "Largest share of records with nothing to train on", "0.2", 0.05, metavar="SHARE", ge=0, le=1
-    )
+    max_no_loss_rate: float = _output("Largest share of records with nothing to train on", "0.2", 0.05, ge=0, le=1)
     """fail when a larger share of the records is dropped as empty or without loss"""
     max_reject_chars: int = _output("Characters kept of a rejected record", "0", 1000, ge=0)
     """most characters kept of a rejected record; 0: no text"""
@@ -127,7 +113,7 @@ class RunOptions(BaseModel):
     """keep tokenised blocks here for later runs; by default they are removed when this run succeeds"""
     staging: str | None = _files("Folder for unfinished files", "gs://bucket/unfinished", **_OUTPUT_FOLDER)
     """the folder of unfinished files; by default .beam_prep next to the output"""
-    lease: float = _files("Seconds until a killed launch is forgotten", "120", 600.0, metavar="SECONDS", ge=60)
+    lease: float = _files("Seconds until a killed launch is forgotten", "120", 600.0, ge=60)
     """how long a killed launch blocks its output where its lock cannot be seen: from another machine, in a store"""
     block_bytes: int = _speed("Block size", "4194304", 8 * 1024 * 1024)
     """bytes of input in a block, a multiple of 65536; does not change the output"""
@@ -174,7 +160,7 @@ def _wanted(problem: Any) -> str:
     """What to give instead of a wrong value, from one of pydantic's errors."""
     if problem["type"].startswith("bool"):
         return "wanted true or false"
-    return GONE_VALUES.get(str(problem["input"])) or problem["msg"].replace("Input should be", "wanted")
+    return str(problem["msg"]).replace("Input should be", "wanted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +177,6 @@ class Option:
         required: True if the job needs it.
         in_form: True if the form of the template has it; False if only the command line handles it.
         short: as in `-o value`.
-        metavar: the placeholder of the value in the help.
         pattern: a regular expression for values in the form. The command line takes local paths, too.
     """
 
@@ -206,7 +191,6 @@ class Option:
     required: bool
     in_form: bool
     short: str | None = None
-    metavar: str | None = None
     pattern: str = ""
 
     @property
@@ -240,7 +224,6 @@ def _options(table: type[BaseModel]) -> Iterable[Option]:
         more: dict[str, Any] = {**field.json_schema_extra}  # type: ignore[dict-item]
         of_type = "choice" if get_origin(field.annotation) is Literal else _KINDS.get(field.annotation, "text")
         kind = more.setdefault("kind", of_type)
-        more.setdefault("metavar", _METAVARS.get(kind))
         more.setdefault("pattern", _PATTERNS.get(kind, ""))
         yield Option(
             name=name,
@@ -284,7 +267,7 @@ def _add(parser: argparse.ArgumentParser, wanted: Iterable[Option]) -> None:
             type=option.parse,
             default=option.default,
             required=option.required,
-            metavar="|".join(option.choices) or option.metavar,
+            metavar="|".join(option.choices) or option.kind.upper(),
             help=f"{option.help}{default}".replace("%", "%%"),
         )
 

@@ -207,7 +207,7 @@ def test_a_misspelt_option_is_one_line_with_the_one_that_is_meant(
     ("part", "key", "wanted"),
     [
         ("preprocessing", "train_on_inputs", "here it is mask_default"),
-        ("output", "template", 'here it is input.sections: "template": "conversation"'),
+        ("output", "template", "here it is input.sections"),
         ("output", "tokenizer", "here it is --tokenizer_path"),
         ("preprocessing", "packing_strategie", "did you mean 'packing_strategy'?"),  # of our own, the nearest as before
         ("output", "packing_strategy", "it belongs in 'preprocessing'"),
