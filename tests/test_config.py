@@ -192,7 +192,6 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "input.implicit_prompt",
         "first two sources",
     ),
-    (sections(TEXT, preprocessing={"padding": 5_000_000}), "preprocessing.padding", "at most 4194304"),
     # parts that need others
     (chunks(stride=3, truncation_mode="drop"), "preprocessing.stride", "works only with truncation_mode: 'chunk'"),
     (chunks(max_seq_len=64, stride=64), "preprocessing.stride", "found 64; it must be less than a chunk"),
@@ -224,7 +223,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "input.sections[0].action",
         "found 'trian'; did you mean 'train'? allowed: 'train', 'mask', '$role', '$last', 'value'",
     ),
-    (sections({"action": "train"}), "input.sections[0].field", "missing. Key of the record that is read."),
+    (sections({"action": "train"}), "input.sections[0].field", "missing"),
     ({}, "input", ""),
     (sections(TEXT, mask={"user": "skip"}), "mask.user", ""),
     (sections(TEXT, version=2), "version", ""),
@@ -236,7 +235,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "preprocessing.max_chars",
         "min_chars, which is 7",
     ),
-    (sections(TEXT, preprocessing={"max_items": 0}), "preprocessing.max_items", "null means no limit"),
+    (sections(TEXT, preprocessing={"max_items": 0}), "preprocessing.max_items", "must be greater than 0"),
     # formats and dtypes
     (sections(TEXT, output={"storage_format": ["bin", "bin"]}), "output.storage_format", "'bin', 'tfrecord'"),
     (

@@ -14,9 +14,6 @@ from beam_prep.data.schema import FILE, LOSS_WEIGHTS, NAME, OFFSET, PROMPT_COMPL
 from beam_prep.formats import FORMATS
 from beam_prep.hints import shown, unknown_name
 
-MAX_PADDED = 1 << 22
-"""Most tokens to which rows are padded: a padded row must fit into memory."""
-
 
 def joint_problems(
     given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig, mask_options: object
@@ -223,10 +220,6 @@ def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConf
         yield ("preprocessing", "stride"), text
     if padding != "none" and packed != "none":
         text = f"found {padding!r} beside packing_strategy; packed rows are padded by the trainer"
-        yield ("preprocessing", "padding"), text
-    padded = preprocessing.max_seq_len if padding == "max_length" else padding
-    if isinstance(padded, int) and padded > MAX_PADDED:
-        text = f"found {padding!r}, which pads every row to {padded} tokens; at most {MAX_PADDED}"
         yield ("preprocessing", "padding"), text
     rule = preprocessing.decontaminate
     if rule is not None and rule.fields is None and given.tokenized:

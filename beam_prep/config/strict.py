@@ -85,26 +85,14 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
     if kind == "value_error":
         return [(at, str(raised))]
     if kind == "missing":
-        return [(at, f"missing. {_meaning(model, at)}")]
+        return [(at, "missing")]
     if kind == "extra_forbidden":
         return [(at, _unknown_key(model, at))]
     wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"]).partition(" after validation")[0]
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ").replace("False, True", "false, true")
         wanted = f"{did_you_mean(found, allowed.split(chr(39))[1::2])}allowed: {allowed}"
-    elif kind.startswith("greater_than"):
-        wanted += f". {_meaning(model, at)}"
     return [(at, f"found {shown(found)}; {wanted}")]
-
-
-def _meaning(model: type[BaseModel], at: Location) -> str:
-    """The first sentence of the meaning of the field at this place."""
-    while at and not isinstance(at[-1], str):  # a place in a list
-        at = at[:-1]
-    *above, name = at
-    meaning = plain(meanings(_part_at(model, tuple(above))).get(str(name), ""))
-    first, _, _ = meaning.partition(". ")
-    return first.rstrip(".") + "."
 
 
 def _unknown_key(model: type[BaseModel], at: Location) -> str:
