@@ -388,14 +388,19 @@ def _inspect(given: argparse.Namespace) -> int:
       beam-prep inspect out/ --reason bad_json
       beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
     """
-    _check_inspect(given)
     names = ("count", "random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
     chosen = {**{name: getattr(given, name) for name in names}, "pager": not given.no_pager}
-    if given.config is None:
+    of_outputs = {name: getattr(given, name) for name in ("record", "domain", "split", "source")}
+    if given.config is None and given.tokenizer_path is None and len(given.paths) == 1:
         from beam_prep.inspect.output import inspect
 
-        inspect(given.paths[0], **chosen, **{name: getattr(given, name) for name in _OF_OUTPUTS})
+        inspect(given.paths[0], **chosen, **of_outputs)
         return 0
+    if given.config is None or given.tokenizer_path is None:
+        raise _UsageError("wanted one OUTPUT, or before a run FILES --config CONFIG.json --tokenizer_path DIR_OR_NAME")
+    for name, value in of_outputs.items():
+        if value is not None and value is not False:  # record 0 is one, too
+            raise _UsageError(f"--{name} is for outputs; with --config, use --count N")
     import_beam()
     from beam_prep.preview import preview
 
@@ -405,22 +410,6 @@ def _inspect(given: argparse.Namespace) -> int:
 
 _OF_OUTPUTS = ("record", "domain", "split", "source")
 """Options of `inspect` that a preview does not have."""
-
-
-def _check_inspect(given: argparse.Namespace) -> None:
-    """Raises _UsageError if options of `inspect` are wrong; it says what to type."""
-    before = [f"--{name}" for name in ("config", "tokenizer_path") if getattr(given, name) is not None]
-    outputs = [path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))]
-    of_output = not before and len(given.paths) == 1 and not os.path.isfile(given.paths[0])
-    if not of_output and (len(before) < 2 or outputs):
-        raise _UsageError(
-            f"found {' '.join([*given.paths, *before]) or 'nothing'}, wanted one output, which keeps its tokenizer "
-            "(beam-prep inspect OUTPUT), or files before a run (beam-prep inspect FILE --config CONFIG.json "
-            "--tokenizer_path DIR_OR_NAME)"
-        )
-    for name in [] if of_output else _OF_OUTPUTS:
-        if getattr(given, name) is not None and getattr(given, name) is not False:  # record 0 is one, too
-            raise _UsageError(f"--{name} is for outputs; with --config, use --count N")
 
 
 @_command(

@@ -110,7 +110,6 @@ def test_records_left_out_of_an_output(output: Dataset, shown: Callable[..., str
         (["--reason", "empty", "--domain", "a"], "--reason and --domain exclude each other"),
         (["--grep", "["], r"to find it as it is, type: --grep '\['"),
         (["--reason", "nothing"], "there are dropped: 2 empty; rejected: "),
-        (["--ids", "--html", "x.html"], "press i in it, and leave out --ids"),
     ],
 )
 def test_what_excludes_each_other_says_what_to_type(
