@@ -1,6 +1,6 @@
 """Progress of a run: bars in a terminal, plain lines in a log.
 
-Workers append a line to a report for each block, and while they write shards; the launcher adds them up. If workers
+Workers append a line to a report for each block and each shard; the launcher adds them up. If workers
 share no folder with the launcher, their runner's own page shows the job's counters, and nothing is shown here.
 """
 
@@ -29,8 +29,6 @@ log = logging.getLogger("beam_prep")
 EVERY_LOG, FIRST_LOG = 30.0, 5.0
 _EVERY_LOOK = 0.5
 """Seconds between two looks at the reports."""
-_EVERY_SHARD = 0.25
-"""Seconds between two reports of a worker that writes a shard."""
 _WINDOW = 60.0
 """Seconds over which the remaining time is estimated: blocks in the token cache take no time."""
 _UNTIL_ENDED = 2.0
@@ -55,22 +53,6 @@ def report(folder: str | None, **counts: int) -> None:
     name = f"{platform.node()}-{os.getpid()}"
     with contextlib.suppress(OSError), open(os.path.join(folder, name), "ab") as file:
         file.write(orjson.dumps(counts) + b"\n")
-
-
-@contextlib.contextmanager
-def reported_rows(folder: str | None) -> Iterator[Callable[[int], None]]:
-    """Yields a function that gets numbers of written rows, and reports them a few times a second."""
-    pending, last = 0, time.monotonic()
-
-    def tell(rows: int) -> None:
-        nonlocal pending, last
-        pending += rows
-        if time.monotonic() - last > _EVERY_SHARD:
-            report(folder, written=pending)
-            pending, last = 0, time.monotonic()
-
-    yield tell
-    report(folder, written=pending)
 
 
 def reported(folder: str) -> Counter[str]:

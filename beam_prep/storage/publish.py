@@ -220,9 +220,7 @@ def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:
     return {"shards_linked": hows["linked"], "shards_written": hows["written"] + hows["damaged"], **damaged}
 
 
-def _counted(
-    plan: ShardPlan, arranger: Arranger, tell: Callable[[int], None]
-) -> Iterator[tuple[Mapping[str, Ragged], Array | None]]:
+def _counted(plan: ShardPlan, arranger: Arranger) -> Iterator[tuple[Mapping[str, Ragged], Array | None]]:
     """The rows of a shard.
 
     Raises:
@@ -230,9 +228,7 @@ def _counted(
     """
     found = 0
     for rows, cut in arranger.rows(plan):
-        count = len(next(iter(rows.values())))
-        found += count
-        tell(count)
+        found += len(next(iter(rows.values())))
         yield rows, cut
     check_planned(f"rows of shard {plan.shard} of {plan.folder}", found, plan.rows)
 
@@ -387,12 +383,11 @@ class Publisher:
             key = key_of(plan, facts)
             yield KeyedShard(plan, columns, key, earlier.shard(key, plan, self.formats, columns))
 
-    def write_shard(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> WrittenShard:
+    def write_shard(self, shard: KeyedShard, arranger: Arranger) -> WrittenShard:
         """Links a shard from the earlier output, if it is there; otherwise writes the shard.
 
         Args:
             shard, arranger: the shard, and the source of its rows.
-            tell: is called with the number of rows that were written.
         """
         how = "written"
         if shard.earlier is not None:
@@ -400,14 +395,13 @@ class Publisher:
                 with self.target.files() as files:
                     is_taken = self.target.takes(shard.earlier, files)
                 if is_taken:
-                    tell(shard.plan.rows)
                     return WrittenShard(shard.earlier.receipt, shard.key, "linked")
             except Damaged as error:
                 log.warning("%s; the shard is written anew", error)
                 how = "damaged"
-        return WrittenShard(self._written(shard, arranger, tell), shard.key, how)
+        return WrittenShard(self._written(shard, arranger), shard.key, how)
 
-    def _written(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> ShardReceipt:
+    def _written(self, shard: KeyedShard, arranger: Arranger) -> ShardReceipt:
         """Streams a shard's rows from the token cache into every format.
 
         Memory does not depend on the size of the shard: it holds one slice (the rows of a block in one domain) or one
@@ -420,7 +414,7 @@ class Publisher:
                 FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
                 for name in self.formats
             ]
-            for data, stats in layout.rows(_counted(plan, arranger, tell), columns):
+            for data, stats in layout.rows(_counted(plan, arranger), columns):
                 for writer in writers:
                     writer.write(data)
                 rows += len(data[columns[0].name])

@@ -21,7 +21,7 @@ from beam_prep.data.ragged import Aligned, Array, changes
 from beam_prep.errors import ConfigError, OutputError, check_planned
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
-from beam_prep.progress import report, reported_rows
+from beam_prep.progress import report
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Compose, Splits, view_receipt
 from beam_prep.shards.layout import Layout
@@ -329,8 +329,8 @@ def write(
     if not isinstance(work, KeyedShard):
         return write_rejects(work, arranger.token_cache, publisher.target)
     started = time.perf_counter()
-    with reported_rows(progress) as tell:
-        written = publisher.write_shard(work, arranger, tell)
+    written = publisher.write_shard(work, arranger)
+    report(progress, written=work.plan.rows)
     return dataclasses.replace(written, seconds=time.perf_counter() - started)
 
 
