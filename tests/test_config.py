@@ -206,7 +206,8 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sections(PROMPT, TEXT, output={"fim": {"rate": 0.5}}), "output.fim", "it works only with one section"),
     (sections(TEXT, output={"fim": {"rate": 1.5}}), "output.fim.rate", ""),
     (sources({"output": {"loss_weights": True}}, a=CHAT), "output.loss_weights", "works only with input.sections"),
-    *((dated(each), "input.date", "must be a date such as '2026-11-22'") for each in ("2026-11-31", "20261122")),
+    (dated("2026-11-31"), "input.date", "day is out of range for month"),
+    (dated("22.11.2026"), "input.date", "Invalid isoformat string: '22.11.2026'"),
     (dated("2026-11-22"), "input.date", "found '2026-11-22'; it works only with a template"),
     # values
     (sections(TEXT, VALUE), "input.sections[1].action", "input.sources"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from beam_prep.config.presets import PRESETS, PresetName
-from beam_prep.config.strict import DType, Formats, Name, Problem, Strict, Text, Texts, Whole, as_date
+from beam_prep.config.strict import DType, Formats, Name, Problem, Strict, Text, Texts, Whole
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.schema import (
     FILE,
@@ -140,6 +140,10 @@ def _as_strings(value: object) -> object:
     if not all(isinstance(name, str) for name in value) or len(set(value)) < len(value):
         raise ValueError(f"found {shown(value)}; must be a list of fields, each once, or an object: field to type")
     return dict.fromkeys(value, "string")
+
+
+def _as_iso(day: str) -> str:
+    return Date.fromisoformat(day).isoformat()
 
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -528,7 +532,7 @@ class InputConfig(FieldsConfig):
     chat_template: Text | None = None
     """Replaces the tokenizer's chat template: a path beside the config, the template itself, or the name of a template
     of the tokenizer (a word without a dot)."""
-    date: Annotated[str | None, BeforeValidator(as_date, json_schema_input_type=Date | None)] = None
+    date: Annotated[str, AfterValidator(_as_iso), Field(json_schema_extra={"format": "date"})] | None = None
     """The day that the chat template gets as today's date (`strftime_now`): midnight, in English. A template that asks
     for the date is refused without this setting."""
     template_variables: dict[str, Any] = Field(default={})

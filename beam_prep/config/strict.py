@@ -1,9 +1,7 @@
 """The base class of the parts of a config, the types of values, the meaning of fields, and problems as text."""
 
-import contextlib
 import re
 from collections.abc import Iterable
-from datetime import date as Date
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -161,16 +159,6 @@ def _as_formats(value: object) -> tuple[str, ...]:
             f"found {shown(value)}; allowed: {', '.join(map(repr, FORMAT_NAMES))}, or a list of them, each once"
         )
     return found
-
-
-def as_date(value: Any) -> str | None:
-    """A date as `2026-11-22`; null stays null."""
-    if value is None:
-        return None
-    with contextlib.suppress(ValueError, TypeError):
-        if value == Date.fromisoformat(value).isoformat():
-            return str(value)
-    raise ValueError(f"found {shown(value)}; must be a date such as '2026-11-22'")
 
 
 def _several(value: object) -> object:
