@@ -1,7 +1,7 @@
-"""Progress of a run: bars in a terminal, plain lines in a log.
+"""Progress of a run: a line that changes in a terminal, lines in a log.
 
-Workers append a line to a report for each block and each shard; the launcher adds them up. If workers
-share no folder with the launcher, their runner's own page shows the job's counters, and nothing is shown here.
+Workers append a line to a report for each block and each shard; the launcher adds them up. If workers share no folder
+with the launcher, their runner's own page shows the job's counters, and nothing is shown here.
 """
 
 import contextlib
@@ -12,17 +12,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
 from beam_prep.data.block import InputFile
-
-if TYPE_CHECKING:
-    from rich.progress import Task
 
 log = logging.getLogger("beam_prep")
 
@@ -111,31 +107,17 @@ class Progress:
         limited: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        from rich import progress
         from rich.console import Console
 
         self._folder = folder
         self._goal = sum(file.size for file in inputs)
         self._limited = limited
         self._clock = clock
+        self._begin("tokenise")
         self.stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="beam_prep-progress")
-        console = Console(file=sys.stderr)
-        is_terminal = sys.stderr.isatty() and not console.is_dumb_terminal
-        self._bars = progress.Progress(
-            progress.SpinnerColumn(),
-            progress.TextColumn("{task.fields[phase]:8}"),
-            progress.BarColumn(20),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.description}"),
-            console=console,
-            speed_estimate_period=_WINDOW,
-            transient=True,
-            redirect_stderr=False,  # the runner hides what threads of Beam write there
-            get_time=clock,
-            disable=not is_terminal,
-        )
-        self._task = self._begun("tokenise")
+        self._console = Console(file=sys.stderr)
+        self._in_terminal = sys.stderr.isatty() and not self._console.is_dumb_terminal
 
     def __enter__(self) -> "Progress":
         self._thread.start()
@@ -146,35 +128,36 @@ class Progress:
         self._thread.join(_UNTIL_ENDED)
 
     def line(self) -> str:
-        """Looks at the reports, and moves the bars. Returns the state of the run in a line."""
+        """Looks at the reports. Returns the state of the run in a line."""
         counts = reported(self._folder)
         phase = "tokenise" if not counts["plans"] else "write" if counts["planned"] else "plan"
-        if phase != self._task.fields["phase"]:
-            self._end()
-            self._task = self._begun(phase)
-        elapsed = self._task.elapsed or 0.0
-        done, goal, words = 0, None, f"{counts['lines']:,} records, for {lasting(elapsed)}"
-        if phase == "tokenise":
-            goal = None if self._limited else self._goal
-            done, words = counts["stored"], self._of_tokenising(counts, elapsed)
-        elif phase == "write":
+        if phase != self._phase:
+            took = self._clock() - self._began
+            if not self._in_terminal and took >= FIRST_LOG:
+                log.info("%s: done in %s", self._phase, lasting(took))
+            self._begin(phase)
+        elapsed = self._clock() - self._began
+        if phase == "plan":
+            return f"plan: {counts['lines']:,} records, for {lasting(elapsed)}"
+        if phase == "write":
             done, goal = min(counts["written"], counts["planned"]), counts["planned"]
-            words = f"{done:,} of {goal:,} rows"
-        self._bars.update(self._task.id, total=goal, completed=done, description=words)
-        share = "" if goal is None else f" {self._task.percentage:.0f}%"
-        left = self._task.time_remaining
-        return f"{phase}{share}: {words}{'' if left is None else f', about {lasting(left)} left'}"
+            return f"write {self._share(done, goal, f'{done:,} of {goal:,} rows')}"
+        words = self._of_tokenising(counts, elapsed)
+        return f"tokenise: {words}" if self._limited else f"tokenise {self._share(counts['stored'], self._goal, words)}"
 
-    def _begun(self, phase: str) -> "Task":
-        self._bars.add_task("", total=None, phase=phase)
-        return self._bars.tasks[-1]
+    def _begin(self, phase: str) -> None:
+        self._phase, self._began = phase, self._clock()
+        self._seen: deque[tuple[float, int]] = deque()
 
-    def _end(self) -> None:
-        """Ends the phase, with a line in the log if it was long."""
-        took = self._task.elapsed or 0.0
-        self._bars.update(self._task.id, total=1, completed=1, description=f"done in {lasting(took)}")
-        if self._bars.disable and took >= FIRST_LOG:
-            log.info("%s: done in %s", self._task.fields["phase"], lasting(took))
+    def _share(self, done: int, goal: int, words: str) -> str:
+        """The share that is done, and the time that is left by the speed of the last minute."""
+        now = self._clock()
+        self._seen.append((now, done))
+        while now - self._seen[0][0] > _WINDOW:
+            self._seen.popleft()
+        began, less = self._seen[0]
+        left = f", about {lasting((goal - done) * (now - began) / (done - less))} left" if done > less else ""
+        return f"{100 * done / max(goal, 1):.0f}%: {words}{left}"
 
     def _of_tokenising(self, counts: Counter[str], elapsed: float) -> str:
         if not counts["lines"]:
@@ -196,11 +179,18 @@ class Progress:
         return ", ".join(parts)
 
     def _watch(self) -> None:
-        """Shows the state soon, then every half minute, and bars all the time."""
-        due = self._clock() + FIRST_LOG
-        with contextlib.suppress(OSError, ValueError), self._bars:  # a closed terminal must not disturb the run
+        """Shows the state soon, then every half minute; in a terminal all the time."""
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        spinner, due = Spinner("dots"), self._clock() + FIRST_LOG
+        # The runner hides what threads of Beam write to stderr.
+        shown = Live(spinner, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False)
+        # A closed terminal must not disturb the run.
+        with contextlib.suppress(OSError, ValueError), shown if self._in_terminal else contextlib.nullcontext():
             while not self.stopped.wait(_EVERY_LOOK):
                 line = self.line()
-                if self._bars.disable and self._clock() >= due:
+                spinner.update(text=line)
+                if not self._in_terminal and self._clock() >= due:
                     log.info("%s", line)
                     due = self._clock() + EVERY_LOG

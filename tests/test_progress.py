@@ -104,7 +104,7 @@ def test_each_phase_has_its_own_goal(folder: Path, clock: Clock) -> None:
     assert shown.line() == "write 0%: 0 of 900 rows"
     report(str(folder), written=300)
     clock.now += 2
-    assert shown.line() == "write 33%: 300 of 900 rows"
+    assert shown.line() == "write 33%: 300 of 900 rows, about 4 s left"
     report(str(folder), written=300)
     clock.now += 2
     assert shown.line() == "write 67%: 600 of 900 rows, about 2 s left"
