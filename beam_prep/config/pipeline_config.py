@@ -2,16 +2,16 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from beam_prep.config.combinations import column_dtypes, contents_of, joint_problems
 from beam_prep.config.parts import InputConfig, OutputConfig, PreprocessingConfig, outputs_of
 from beam_prep.config.presets import with_preset
-from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, path_of, problems_of
+from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, Problem, Strict, Text, path_of, problems_of
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
 from beam_prep.errors import ConfigError
@@ -163,16 +163,8 @@ class PipelineConfig(Strict):
             obj = {key: value for key, value in obj.items() if key != "$schema"}
         return with_preset(obj)
 
-    # A validator of the last field runs even if there are unknown keys, unlike `_problems`.
-    @field_validator("output")
-    @classmethod
-    def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
-        parts = info.data
-        if not {"input", "preprocessing", "mask_options"} <= parts.keys():
-            return output  # a part has problems of its own
-        if problems := list(joint_problems(parts["input"], parts["preprocessing"], output, parts["mask_options"])):
-            raise ProblemsError(problems, rooted=True)
-        return output
+    def _problems(self) -> Iterable[Problem]:
+        return joint_problems(self.input, self.preprocessing, self.output, self.mask_options)
 
     @property
     def warnings(self) -> list[str]:

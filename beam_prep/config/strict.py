@@ -14,12 +14,11 @@ Problem = tuple[Location, str]
 
 
 class ProblemsError(ValueError):
-    """Several problems, each with its place in the checked object (`rooted`: in the entire config)."""
+    """Several problems, each with its place in the checked object."""
 
-    def __init__(self, problems: list[Problem], rooted: bool = False) -> None:
-        super().__init__(problems, rooted)
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__(problems)
         self.problems = problems
-        self.rooted = rooted
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
@@ -77,7 +76,7 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
     # pydantic adds steps for the parts of a union; they are removed.
     at = tuple(step for step in error["loc"] if not str(step).startswith(("literal[", "constrained-")))
     if isinstance(raised := context.get("error"), ProblemsError):
-        return [(place if raised.rooted else (*at, *place), text) for place, text in raised.problems]
+        return [((*at, *place), text) for place, text in raised.problems]
     if kind == "too_short" and found:
         return []  # pydantic counts only the valid items; the others are reported separately
     if kind == "value_error":
