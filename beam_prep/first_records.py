@@ -75,7 +75,7 @@ class FirstRecords:
         """Logs what will be done, and warnings. Returns all warnings.
 
         Args:
-            how: see `Engine`.
+            how: see `Job`.
             lacks: see `lacks_room`.
             references: the evaluation data.
         """

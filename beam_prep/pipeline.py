@@ -20,7 +20,7 @@ from beam_prep.options import RunOptions
 from beam_prep.output_claim import OutputClaim, folders_of, manifest_of
 from beam_prep.process import Stopped, quiet_beam, received_signal
 from beam_prep.progress import Progress, reports_folder
-from beam_prep.runners import Engine, Job, choose_runner, raised_by_worker, workers_of
+from beam_prep.runners import Job, choose_runner, raised_by_worker, workers_of
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import stores_checksum
 from beam_prep.storage.shipped import ship, ship_references
@@ -130,24 +130,24 @@ class Pipeline:
             if output is not None:
                 claim.finish_for_others(output)
                 return Result(output, manifest_of(output), up_to_date=True)
-            job = Job(choose_runner(options, self.inputs))
-            token_cache = self.cache_of_run(single_use=job.engine.here and self.staging.local)
-            warnings = self._look_at_inputs(job.engine, claim, token_cache)
+            job = choose_runner(options, self.inputs)
+            token_cache = self.cache_of_run(single_use=job.here and self.staging.local)
+            warnings = self._look_at_inputs(job, claim, token_cache)
             self.output = claim.choose_version()
             with self._launched(job, claim) as reports:
-                pipeline = self._pipeline(job.engine, token_cache, warnings, reports)
-                claim.take(job.engine.here, wait)
+                pipeline = self._pipeline(job, token_cache, warnings, reports)
+                claim.take(job.here, wait)
                 limited = self.config.preprocessing.max_items is not None
                 progress = nullcontext() if reports is None else Progress(reports, self.inputs, limited)
                 with progress, quiet_beam(), claim.claims.renewed(self.options.lease):
                     job.running = pipeline.run()
-                    if not job.engine.here:
+                    if not job.here:
                         claim.claims.update(job=job.told())
-                    job.is_left = not job.engine.here and not wait
+                    job.is_left = not job.here and not wait
                     if job.is_left:
                         return Result(self.output, None, False, job.id)
                     job.wait()
-            claim.release(job.engine.here)
+            claim.release(job.here)
             claim.say_how_made(len(warnings))
             return Result(self.output, manifest_of(self.output), up_to_date=False)
 
@@ -168,7 +168,7 @@ class Pipeline:
             groups=recipe.group_recipes(self.facts),
         )
 
-    def _look_at_inputs(self, engine: Engine, claim: OutputClaim, token_cache: TokenCache) -> list[str]:
+    def _look_at_inputs(self, job: Job, claim: OutputClaim, token_cache: TokenCache) -> list[str]:
         """Logs what will be done, and warnings. Returns all warnings.
 
         Raises:
@@ -179,7 +179,7 @@ class Pipeline:
         self._backend = first.backend(self.options.tokenizer_backend, index)
         first.check_files()
         lacks = first.lacks_room(token_cache, self.staging, claim.earlier(), chars)
-        return first.tell(engine.how, lacks, self._references)
+        return first.tell(job.how, lacks, self._references)
 
     @property
     def _first_records(self) -> FirstRecords:
@@ -195,11 +195,11 @@ class Pipeline:
         shared = self.staging.path("progress") if self.staging.local else None
         try:
             self.staging.create()
-            with reports_folder(shared, job.engine.here) as reports:
+            with reports_folder(shared, job.here) as reports:
                 yield reports
             is_done = not job.is_left
         except Exception as error:  # runners wrap what a worker raised, each in its own way
-            refused = claim.is_taken and job.running is None and not job.engine.here
+            refused = claim.is_taken and job.running is None and not job.here
             found = job.refused(error) if refused else raised_by_worker(error)
             if not isinstance(found, (StorageError, RunError)):
                 claim.check()  # a job that has lost its claim may fail in any way
@@ -210,16 +210,14 @@ class Pipeline:
             if not is_done and not job.is_left and not job.may_run:
                 claim.fails()
             # On another runner the job may still run: a later launch removes its files.
-            if job.engine.here or is_done:
+            if job.here or is_done:
                 try:
                     self.staging.remove()
                 except Stopped:  # there is no second signal
                     self.staging.remove()
                     raise
 
-    def _pipeline(
-        self, engine: Engine, token_cache: TokenCache, warnings: list[str], reports: str | None
-    ) -> beam.Pipeline:
+    def _pipeline(self, job: Job, token_cache: TokenCache, warnings: list[str], reports: str | None) -> beam.Pipeline:
         """The job's steps.
 
         Raises:
@@ -228,10 +226,10 @@ class Pipeline:
         config, options = self.config, self.options
         folder, found = self.staging.root, self._references
         references = None if found is None else ship_references(found, folder)
-        tokenizer = self.tokenizer if engine.here else ship(self.tokenizer, folder)
+        tokenizer = self.tokenizer if job.here else ship(self.tokenizer, folder)
         checksum = stores_checksum(self.inputs)
         run = {
-            "how": engine.how,
+            "how": job.how,
             "warnings": warnings,
             **self.about,
             "block_bytes": options.block_bytes,
@@ -240,7 +238,7 @@ class Pipeline:
             **({} if checksum is None else {"inputs_checksum": checksum}),
         }
         try:
-            pipeline = beam.Pipeline(engine.runner, options=engine.options)
+            pipeline = beam.Pipeline(job.runner, options=job.options)
             workers = workers_of(pipeline.options)
             _ = (
                 pipeline

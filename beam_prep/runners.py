@@ -16,7 +16,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from apache_beam.options import pipeline_options as beams
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -142,26 +143,7 @@ _LOOK_EVERY, _UNTIL_ENDED = 0.2, 3.0
 """Seconds between two checks of the other processes; seconds that Beam may take after they were killed."""
 
 
-class Engine(NamedTuple):
-    """Where a job runs.
-
-    Attributes:
-        runner: a runner of Beam, or its name.
-        options: options of Beam.
-        how: a description for the log.
-    """
-
-    runner: Any
-    options: beams.PipelineOptions
-    how: str
-
-    @property
-    def here(self) -> bool:
-        """True if the job ends with this process."""
-        return isinstance(self.runner, FnApiRunner)
-
-
-def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -> Engine:
+def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -> "Job":
     """Chooses a runner. Never chooses one by itself that would download something.
 
     `DirectRunner` means the in-process runner: Beam's own runner of that name would first download a binary.
@@ -174,7 +156,7 @@ def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -
     if _name_of(options) != "DirectRunner":
         chosen = _set_defaults(options, _name_of(options))
         words = ", ".join(f"{option}={value}" for option, value in chosen.items())
-        return Engine(name, options, f"runner: {name}{f' with {words}' if words else ''}")
+        return Job(name, options, f"runner: {name}{f' with {words}' if words else ''}")
     direct = options.view_as(beams.DirectOptions)
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
@@ -182,12 +164,12 @@ def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:
         direct.direct_running_mode = "multi_processing"
     if direct.direct_running_mode == "in_memory":
-        return Engine(FnApiRunner(), options, "runner: in-process")
+        return Job(FnApiRunner(), options, "runner: in-process")
     workers = direct.direct_num_workers = direct.direct_num_workers or cores()
     if direct.direct_running_mode == "multi_threading":
-        return Engine(FnApiRunner(), options, f"runner: {workers} worker threads")
+        return Job(FnApiRunner(), options, f"runner: {workers} worker threads")
     direct.direct_running_mode = "in_memory"  # otherwise Beam would replace the worker's command
-    return Engine(WorkerProcesses(), options, f"runner: {workers} worker processes")
+    return Job(WorkerProcesses(), options, f"runner: {workers} worker processes")
 
 
 _MOST_WORKERS = 16
@@ -198,7 +180,7 @@ def workers_of(options: beams.PipelineOptions) -> int:
     """About how many workers a job will have, at most `_MOST_WORKERS`; 1 if unknown.
 
     Args:
-        options: the options of the `Engine` from `choose_runner`.
+        options: the options of the `Job` from `choose_runner`.
     """
     runner, workers = _name_of(options), options.view_as(beams.WorkerOptions)
     found = {
@@ -260,17 +242,28 @@ def _flink_slots(page: str) -> tuple[int, int] | None:
     return (slots, -(-slots // machines)) if machines else None
 
 
+@dataclass(eq=False)
 class Job:
-    """A job on its runner.
+    """A job, and where it runs.
 
     Attributes:
-        engine: where it runs.
+        runner: a runner of Beam, or its name.
+        options: options of Beam.
+        how: a description for the log.
         running: Beam's result, once it runs.
         is_left: True: it is left to its runner.
     """
 
-    def __init__(self, engine: Engine, running: Any = None) -> None:
-        self.engine, self.running, self.is_left = engine, running, False
+    runner: Any
+    options: beams.PipelineOptions
+    how: str
+    running: Any = None
+    is_left: bool = False
+
+    @property
+    def here(self) -> bool:
+        """True if it ends with this process."""
+        return isinstance(self.runner, FnApiRunner)
 
     @property
     def id(self) -> str | None:
@@ -284,7 +277,7 @@ class Job:
     @property
     def may_run(self) -> bool:
         """True if it may still run when this process has ended."""
-        if self.engine.here or self.running is None:
+        if self.here or self.running is None:
             return False
         try:
             return not PipelineState.is_terminal(self.running.state)
@@ -293,16 +286,15 @@ class Job:
 
     def refused(self, error: Exception) -> BeamPrepError:
         """The error of a job that its runner did not take. Each runner raises errors of its own."""
-        said = f"{_name_of(self.engine.options)} did not take the job ({type(error).__name__}: {error})"
+        said = f"{_name_of(self.options)} did not take the job ({type(error).__name__}: {error})"
         advice = "check its options (docs/runners.md), and run again"
         return (ConfigError if isinstance(error, ValueError) else EngineError)(f"{said}: {advice}")
 
     def told(self) -> dict[str, str]:
         """Its id and the address of its page, as far as they are known. Logs both."""
-        options = self.engine.options
-        page = flink_page(options)
-        if _name_of(options) == "DataflowRunner":
-            cloud = options.view_as(beams.GoogleCloudOptions)
+        page = flink_page(self.options)
+        if _name_of(self.options) == "DataflowRunner":
+            cloud = self.options.view_as(beams.GoogleCloudOptions)
             page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{self.id}?project={cloud.project}"
         found = {name: value for name, value in (("id", self.id), ("url", page)) if value is not None}
         if found:
@@ -311,7 +303,7 @@ class Job:
 
     def _on_flink(self) -> list[dict[str, Any]]:
         """The unfinished jobs of a Flink cluster that belong to this job of Beam."""
-        if (page := flink_page(self.engine.options)) is None:
+        if (page := flink_page(self.options)) is None:
             return []
         name = str(self.id).rpartition("_")[0]  # Beam appends a number to it
         with urllib.request.urlopen(f"{page}/jobs/overview", timeout=30) as answer:
@@ -324,12 +316,12 @@ class Job:
         On Flink through Flink's own REST interface: Beam's job server only forgets the job (2.77).
         https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/#jobs-jobid-1
         """
-        if self.running is None or self.engine.here:
+        if self.running is None or self.here:
             return
         try:
             self.running.cancel()
             for job in self._on_flink():
-                url = f"{flink_page(self.engine.options)}/jobs/{job['jid']}?mode=cancel"
+                url = f"{flink_page(self.options)}/jobs/{job['jid']}?mode=cancel"
                 urllib.request.urlopen(urllib.request.Request(url, method="PATCH"), timeout=30).close()
         except Exception as error:  # each runner has its own errors, and this process ends anyway
             log.warning("the job could not be cancelled (%s): cancel it on its runner", error)

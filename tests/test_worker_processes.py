@@ -226,7 +226,7 @@ def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
 ) -> None:
     monkeypatch.setattr(runners, "cores", lambda: 2)
-    assert choose_runner(PipelineOptions(asked), [InputFile("large.jsonl", 64_000_001, 0.0)])[2] == how
+    assert choose_runner(PipelineOptions(asked), [InputFile("large.jsonl", 64_000_001, 0.0)]).how == how
 
 
 @pytest.mark.parametrize(
@@ -257,9 +257,9 @@ def test_cores_are_those_that_the_process_may_use() -> None:
 
 def told(*asked: str) -> tuple[dict[str, Any], str]:
     """(all options that are no default, how it runs) where these were asked for."""
-    runner, options, how = choose_runner(PipelineOptions(list(asked)), [])
-    assert runner == options.get_all_options()["runner"]
-    return options.get_all_options(drop_default=True), how
+    job = choose_runner(PipelineOptions(list(asked)), [])
+    assert job.runner == job.options.get_all_options()["runner"]
+    return job.options.get_all_options(drop_default=True), job.how
 
 
 @pytest.fixture
