@@ -297,8 +297,3 @@ def test_a_group_that_is_not_compared_with_evaluation_data_is_said() -> None:
     rule = {"against": "eval.jsonl", "fields": ["text", "other"]}
     (warning,) = PipelineConfig.from_dict(config(named("chat", "text"), preprocessing={"decontaminate": rule})).warnings
     assert warning.startswith("input.groups[0]: preprocessing.decontaminate.fields names no field that this group ")
-
-
-def test_a_domain_key_that_no_group_needs_is_said() -> None:
-    parsed = PipelineConfig.from_dict(config(named("text"), output={"domain_key": "topic"}))
-    assert parsed.warnings == ["output.domain_key is ignored, because every one of input.groups has a domain"]

@@ -194,8 +194,6 @@ class PipelineConfig(Strict):
         for name in self.output.storage_format:
             for text in FORMATS[name].warnings([self.output.columns]):
                 found.append(f"output.storage_format {name!r}: {text}")
-        if self.output.domain_key is not None and self.input.groups and all(each.domain for each in self.input.groups):
-            found.append("output.domain_key is ignored, because every one of input.groups has a domain")
         return found
 
     def _warnings_of_fields(self) -> list[str]:

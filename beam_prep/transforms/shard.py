@@ -424,9 +424,6 @@ class Shard(beam.PTransform):
                 FORMATS[name].require()
             except ImportError as error:
                 raise ConfigError(f"output.storage_format: {error}") from None
-        for name, value in (("max_tokens", self.max_tokens), ("max_items", self.max_items)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, wanted at least 1")
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
         if self.rows_without_loss not in ("drop", "keep", "reject"):
             raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")

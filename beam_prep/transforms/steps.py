@@ -218,9 +218,6 @@ class FilterRecords(BlockStep):
 
     work, gives = filter_records, Records
 
-    def check(self) -> None:
-        _check_callable(self.function)
-
 
 class MapRecords(BlockStep):
     """`Records` -> `Records`: replaces each record by `function(record)`, a dict.
@@ -235,9 +232,6 @@ class MapRecords(BlockStep):
     function: Callable[[Record], Record | str]
 
     work, gives = map_records, Records
-
-    def check(self) -> None:
-        _check_callable(self.function)
 
 
 class AdaptRecords(BlockStep):
@@ -284,9 +278,6 @@ class KeyRecords(BlockStep):
 
     def settings(self) -> dict[str, Any]:
         return {"keys": Keys(self.split, self.split_key, self.reject_missing, tuple(self.duplicate), self.normalize)}
-
-    def check(self) -> None:
-        self.settings()  # `Keys` checks its arguments
 
 
 class CountBadAnswers(BlockStep):
@@ -638,11 +629,6 @@ class Pad(BlockStep):
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _check_callable(function: Any) -> None:
-    if not callable(function):
-        raise ValueError(f"wanted a function on one record, got {function!r}")
 
 
 def read(split: Split, block_bytes: int, token_cache: TokenCache | None, max_line_bytes: int) -> Iterable[Records]:
