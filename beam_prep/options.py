@@ -204,15 +204,11 @@ class Option:
         return get_args(get_args(self.type)[0]) if self.kind == "choice" else ()
 
     def parse(self, text: str) -> Any:
-        """Parses a value. "" is the default.
+        """Parses a value.
 
         Raises:
             argparse.ArgumentTypeError: the value is not one of this option.
         """
-        if text == "" and self.required:
-            raise argparse.ArgumentTypeError("is empty, and the job needs it")
-        if text == "":
-            return self.default
         try:
             return TypeAdapter(self.type).validate_python(text)
         except ValidationError as error:
@@ -273,13 +269,13 @@ def _add(parser: argparse.ArgumentParser, wanted: Iterable[Option]) -> None:
 
 
 def normalise_flags(arguments: Sequence[str]) -> list[str]:
-    """The arguments with every flag as `--flag=value`.
+    """The arguments with every flag as `--flag=value`, and without empty values.
 
     A bare `--overwrite` becomes `--overwrite=true`. It takes the next word only if that can be no input: no file has
     this name, and it has only letters.
     """
     flags = {f"--{option.name}" for option in OPTIONS if option.kind == "boolean"}
-    words, found = list(arguments), []
+    words, found = [word for word in arguments if not re.fullmatch(r"--\w+=", word)], []
     while words:
         word = words.pop(0)
         if word in flags:

@@ -102,7 +102,7 @@ def test_inputs_in_one_text_are_taken_apart() -> None:
         ([*JOB[:2], JOB[3]], "no config: give -c FILE, or --config_json"),
         ([*JOB, "--config_json={}"], "found --config and --config_json, wanted one of them"),
         ([JOB[0], *JOB[2:]], "the following arguments are required: -o/--output_dir"),
-        ([*JOB, "--output_dir="], "argument -o/--output_dir: is empty, and the job needs it"),
+        ([JOB[0], *JOB[2:], "--output_dir="], "the following arguments are required: -o/--output_dir"),
         ([*JOB, "--overwrite=maybe"], "argument --overwrite: found 'maybe', wanted true or false"),
         ([*JOB, "--overwrite", "maybe"], "argument --overwrite: found 'maybe', wanted true or false"),
         ([*JOB, "--max_reject_chars=-1"], "argument --max_reject_chars: found '-1', wanted greater than or equal to 0"),
