@@ -40,8 +40,7 @@ def report(folder: str | None, **counts: int) -> None:
     Args:
         folder: the folder of the reports; None: nobody reads them.
         counts: of a block: `lines`, `rejected`, `stored` (bytes of the input, compressed or not) and `tokens` (of kept
-            records); of a new block with a mask also `trained` and `maybe_trained`. Of the plan: `plans`, 1 when it
-            begins, and `planned` rows. Of a shard: `written` rows.
+            records). Of the plan: `plans`, 1 when it begins, and `planned` rows. Of a shard: `written` rows.
     """
     if folder is None:
         return
@@ -172,8 +171,6 @@ class Progress:
         ]
         if counts["tokens"]:
             parts.append(f"{counts['tokens'] / seconds:,.0f} tokens/s")
-        if counts["maybe_trained"]:
-            parts.append(f"{counts['trained'] / counts['maybe_trained']:.1%} trained")
         if counts["rejected"]:
             parts.append(f"{counts['rejected']:,} rejects")
         return ", ".join(parts)

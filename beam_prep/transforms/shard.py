@@ -20,7 +20,7 @@ from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Aligned, Array, changes
 from beam_prep.errors import ConfigError, OutputError, check_planned
 from beam_prep.formats import FORMATS
-from beam_prep.formats.manifest import WrittenFile, count_tokens
+from beam_prep.formats.manifest import WrittenFile
 from beam_prep.progress import report
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Compose, Splits, view_receipt
@@ -292,13 +292,12 @@ class CacheBlocks(beam.DoFn):
             self.publisher.target.check_claim()  # raises if the job has lost its claim; otherwise renews the claim
             self.checked = time.monotonic()
         name = self.token_cache.name(self.token_cache.digest(batch.origin))
-        receipt, reused, trained = batch.receipt, batch.receipt is not None, {}
+        receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
             layout, tokenizer = self.publisher.layout, self.publisher.tokenizer
             eos_id = None if tokenizer is None else tokenizer.id_of("eos_token")
             batch = layout.cached(batch, eos_id, self.rows_without_loss)
             receipt = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
-            trained = _trained(batch) if self.progress is not None else {}
         else:
             self.token_cache.used(name)
         counts = {
@@ -310,16 +309,10 @@ class CacheBlocks(beam.DoFn):
         }
         for counter, count in counts.items():
             Metrics.counter("beam_prep", counter).inc(count)
-        report(self.progress, **counts, **trained)
+        report(self.progress, **counts)
         batch.spent("TokenCache", time.perf_counter() - started)
         made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.counts("made")
         yield placed(receipt, batch.origin, name, reused, made)
-
-
-def _trained(batch: Batch) -> dict[str, int]:
-    """Trained tokens, and all tokens of the same columns, of a block with masks or labels."""
-    trained = count_tokens([*batch.schema.values()], batch.columns)["trained"]
-    return {"trained": sum(trained.values()), "maybe_trained": sum(len(batch[name].flat) for name in trained)}
 
 
 def write(
