@@ -550,7 +550,7 @@ def _steps(
 
     Without the check by sample: these blocks are so small that it would render every record three times.
     """
-    own = config if config.input.groups is None else config.part(group)
+    own = config.part(group)
     return mask_steps(own, tokenizer), row_steps(own, tokenizer)
 
 

@@ -258,19 +258,8 @@ class PipelineConfig(Strict):
         return tuple(self._part(given) for given in self.input.parts(self.output)) if self.input.groups else (self,)
 
     def part(self, group: int | None) -> "PipelineConfig":
-        """The config of a group of inputs, by its number.
-
-        Raises:
-            ConfigError: a number without groups, or None with groups.
-        """
-        parts = self.parts()
-        if (group is None) != (self.input.groups is None) or (group or 0) >= len(parts):
-            found = "records of no group" if group is None else f"records of group {group}"
-            raise ConfigError(
-                f"found {found}, and a config with {len(self.input.groups or ())} groups: input.groups names its files "
-                "itself, for beam-prep run and Pipeline; in a chain of your own, write one Prepare for each group"
-            )
-        return parts[group or 0]
+        """The config of a group of inputs, by its number; without groups: this config."""
+        return self if self.input.groups is None else self.parts()[group or 0]
 
     def _part(self, given: InputConfig) -> "PipelineConfig":
         """Drops settings that do not affect this group."""
