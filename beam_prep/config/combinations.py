@@ -48,6 +48,7 @@ def _needs(
 ) -> Iterable[tuple[tuple[str, ...], bool, str]]:
     """(place, True if it works here, what it needs) of each setting that needs another setting."""
     one_sequence, rows = given.one_sequence, "input.sections, whose rows are one sequence"
+    packed = preprocessing.packing_strategy != "none"
     outputs = outputs_of(given, output)
     sections = [section for each in outputs for section in each.sections]
     template = any(section.template for section in sections)
@@ -72,7 +73,7 @@ def _needs(
         ),
         (("mask_options",), conversation, "template: 'conversation'"),
         (("preprocessing", "bos"), conversation, "template: 'conversation'"),
-        (("preprocessing", "padding"), one_sequence, rows),
+        (("preprocessing", "padding"), one_sequence and not packed, f"{rows}, and not packed"),
         (("preprocessing", "packing_strategy"), one_sequence, rows),
         (("preprocessing", "truncation_mode"), one_sequence or not preprocessing.chunks, rows),
         (("preprocessing", "stride"), preprocessing.chunks, "truncation_mode: 'chunk'"),
@@ -208,7 +209,7 @@ def _preset_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
 
 
 def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
-    mode, padding, packed = preprocessing.truncation_mode, preprocessing.padding, preprocessing.packing_strategy
+    mode = preprocessing.truncation_mode
     if preprocessing.max_chars < (least := preprocessing.min_chars):
         text = f"found {preprocessing.max_chars}; must not be less than min_chars, which is {least}"
         yield ("preprocessing", "max_chars"), text
@@ -218,9 +219,6 @@ def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConf
     if preprocessing.chunks and preprocessing.stride >= (size := preprocessing.chunk_size):
         text = f"found {preprocessing.stride}; it must be less than a chunk, which has {size} tokens"
         yield ("preprocessing", "stride"), text
-    if padding != "none" and packed != "none":
-        text = f"found {padding!r} beside packing_strategy; packed rows are padded by the trainer"
-        yield ("preprocessing", "padding"), text
     rule = preprocessing.decontaminate
     if rule is not None and rule.fields is None and given.tokenized:
         text = "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
