@@ -86,8 +86,8 @@ def test_relative_paths_are_the_launchers(
         assert [file["path"] for file in made.manifest["inputs"]] == ["chat.jsonl"]
         fingerprint = made.manifest["tokenizer"]["fingerprint"]
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
-    copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*"))
-    assert [folder.name for folder in copied] == [fingerprint]  # once
+    copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*/beam_prep.json"))
+    assert [json.loads(path.read_text())["fingerprint"] for path in copied] == [fingerprint]  # once
     there, here = (set(tree(tmp_path / name)) for name in ("there-token cache", "here-token cache"))
     assert there == here != set()
 
@@ -119,7 +119,7 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
     def lose(tokenizer: Tokenizer, folder: str) -> Tokenizer:
         shipped = ship(tokenizer, folder)
         shutil.rmtree(Path(folder, "tokenizers"))
-        monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+        monkeypatch.setattr(resolve, "cache", lambda: tmp_path / "worker")
         return shipped
 
     with monkeypatch.context() as patch:
@@ -137,7 +137,7 @@ def test_encoders_get_one_thread_unless_the_user_says_otherwise(
 ) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     monkeypatch.setenv("RAYON_NUM_THREADS", "3")
-    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    monkeypatch.setattr(resolve, "cache", lambda: tmp_path / "worker")
     ship(Tokenizer.load(tokenizer_path), str(tmp_path)).encode(["Hello"], True)
     assert (os.environ.pop("TOKENIZERS_PARALLELISM"), os.environ["RAYON_NUM_THREADS"]) == ("false", "3")
 
@@ -147,7 +147,7 @@ def test_a_folder_with_another_tokenizer_is_refused(
 ) -> None:
     tokenizer = Tokenizer.load(tokenizer_path)
     other = tokenizer.with_template("{{ messages }}").save(tmp_path / "other")
-    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    monkeypatch.setattr(resolve, "cache", lambda: tmp_path / "worker")
     wrong = tokenizer.from_source(TokenizerFolder(other.folder, tuple(other.contents())))
     with pytest.raises(TokenizerError, match=r"the tokenizer in .+other is not the launcher's"):
         wrong.encode(["x"], False)

@@ -15,10 +15,9 @@ import sys
 import tempfile
 import textwrap
 import urllib.parse
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
@@ -63,22 +62,8 @@ PROBES = (
 """Scripts, code, white space, emoji, control characters, long words. Control tokens come in between."""
 
 
-class ResolvedTokenizer(NamedTuple):
-    """A resolved tokenizer.
-
-    Attributes:
-        folder: the folder of its files.
-        fingerprint: of the contents: see `Tokenizer`.
-        digest: of the bytes: see `digest_of`.
-    """
-
-    folder: str
-    fingerprint: str
-    digest: str
-
-
-def resolve(path: str) -> ResolvedTokenizer:
-    """Loads a tokenizer with transformers, and writes its files.
+def resolve(path: str) -> dict[str, bytes]:
+    """The files of a tokenizer that transformers loads.
 
     Args:
         path: a folder, or a name on the Hugging Face Hub.
@@ -119,7 +104,7 @@ def resolve(path: str) -> ResolvedTokenizer:
         template, settings = one_template(template), {**settings, "chat_templates": template}
     written = json.dumps(source, ensure_ascii=False)
     _compare(found, rust_tokenizer(written.encode("utf-8", "surrogatepass"), settings), special_tokens)
-    return write(written, special_tokens, template, settings)
+    return files_of(written, special_tokens, template, settings)
 
 
 def _nested(found: Any) -> dict[str, str]:
@@ -300,16 +285,7 @@ def hub_answers() -> bool:
         return False
 
 
-def write(
-    source: str, special_tokens: dict[str, str], template: str | None, settings: Mapping[str, Any]
-) -> ResolvedTokenizer:
-    """Writes the files of a resolved tokenizer to a folder that every process of this machine finds."""
-    texts = _files_of(source, special_tokens, template, settings)
-    fingerprint: str = json.loads(texts[FACTS_FILE])["fingerprint"]
-    return ResolvedTokenizer(str(keep(fingerprint, texts)), fingerprint, digest_of(texts))
-
-
-def _files_of(
+def files_of(
     source: str, special_tokens: dict[str, str], template: str | None, settings: Mapping[str, Any]
 ) -> dict[str, bytes]:
     """The files of a resolved tokenizer, by name."""
@@ -336,27 +312,26 @@ def _largest_id(source: Any) -> int:
     return max(itertools.chain(ids, (token["id"] for token in source["added_tokens"])), default=0)
 
 
-def kept_in(folder: Path) -> ResolvedTokenizer | None:
-    """The tokenizer of a folder with the files of a resolved one; None for other folders, and if one was edited."""
+def is_resolved(folder: Path) -> bool:
+    """True for a folder with the files of a resolved tokenizer; False for other folders, and if one was edited."""
     try:
         contents = read(folder)
         template, facts = contents.get("chat_template.jinja"), json.loads(contents[FACTS_FILE])
-        wanted = _files_of(
+        wanted = files_of(
             contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
             facts["special_tokens"],
             None if template is None else template.decode("utf-8", "surrogatepass"),
             facts.get("settings", {}),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return ResolvedTokenizer(str(folder), facts["fingerprint"], digest_of(contents)) if wanted == contents else None
+        return False
+    return wanted == contents
 
 
 # The cache of this user's resolved tokenizers: to resolve one with transformers takes two seconds.
 #
-# A cached tokenizer is used only if everything that it depends on is unchanged: the bytes of the folder's files, the
-# versions of the libraries that read them, and our own code. The digest of all this names a note in the user's cache
-# folder, and the note names the resolved files. Their digest is checked whenever they are read.
+# A folder of the cache is named by the digest of everything that it depends on: the bytes of the tokenizer's files, the
+# versions of the libraries that read them, and our own code.
 
 FACTS_FILE = "beam_prep.json"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", FACTS_FILE)
@@ -369,7 +344,7 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 
 
 def digest_of(contents: Mapping[str, bytes]) -> str:
-    """sha256 of files: their names, sizes and bytes. Far faster to compute than the fingerprint."""
+    """sha256 of files: their names, sizes and bytes."""
     found = hashlib.sha256()
     for name, content in sorted(contents.items()):
         found.update(f"{name} {len(content)}\n".encode())
@@ -387,107 +362,69 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def cache() -> Path:
-    """This user's cache folder; if it cannot be used, a temporary folder of this process.
-
-    Raises:
-        TokenizerError: neither can be written.
-    """
+    """This user's cache folder; if it cannot be used, a temporary folder of this process."""
     return usable(Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)))
 
 
 @functools.cache
 def usable(folder: Path) -> Path:
-    """The folder, made if needed. If it cannot be written, or if others can write into it: a temporary folder."""
-    try:
-        if not folder.is_absolute():
-            raise OSError(f"the user has no home folder ({folder})")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            raise OSError(f"{folder} cannot be written")
-        found = folder.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise OSError(f"others may have written into {folder}")
-        return folder
-    except OSError as error:
-        advice = "set XDG_CACHE_HOME to a folder of yours"
-        log.warning("resolved tokenizers are kept for this run only: %s: %s", error, advice)
-    try:
-        made = tempfile.TemporaryDirectory(prefix="beam_prep-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise _no_folder_error(error) from None
+    """The folder, made if needed; a temporary folder if it cannot be written, as on workers without a home folder."""
+    if folder.is_absolute():
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    log.warning("resolved tokenizers are kept for this run only: %s cannot be written; set XDG_CACHE_HOME", folder)
+    made = tempfile.TemporaryDirectory(prefix="beam_prep-", ignore_cleanup_errors=True)
     atexit.register(made.cleanup)
     return Path(made.name)
 
 
-def bundles() -> Path:
-    """The folder of this user's resolved tokenizers: a subfolder for each, named by its fingerprint."""
-    return cache() / "tokenizers"
-
-
-def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
-    """Writes a resolved tokenizer's files to a folder that every process of this machine finds, unless they exist.
+def kept(name: str, make: Callable[[], Mapping[str, bytes]]) -> Path:
+    """The folder of this name in the cache; without one, made of these files. It gets its name when it is complete.
 
     Raises:
-        TokenizerError: they cannot be written.
+        TokenizerError: it cannot be written.
     """
-    try:
-        return put(bundles() / fingerprint, contents)
-    except OSError as error:  # a full disk
-        raise _no_folder_error(error) from None
-
-
-def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
-    """Writes a tokenizer's files into a folder, and removes other files of `FILES`. Makes the folder if needed.
-
-    A file gets its name only when it is complete, because another process may write the same files.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        if not (folder / name).is_file() or (folder / name).read_bytes() != content:
-            _write(folder / name, content)
-    for name in {*FILES} - {*contents}:  # an old template
-        (folder / name).unlink(missing_ok=True)
+    folder = cache() / "tokenizers" / name
+    if not folder.is_dir():
+        contents = make()
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+                put(Path(made, name), contents)
+                with contextlib.suppress(OSError):  # another process was faster
+                    Path(made, name).rename(folder)
+            folder.stat()
+        except OSError as error:  # a full disk
+            raise TokenizerError(
+                f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written"
+            ) from None
     return folder
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file. It gets its name only when it is complete."""
-    made = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        made.write_bytes(content)
-        made.replace(path)
-    finally:
-        made.unlink(missing_ok=True)
+def put(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes a tokenizer's files into a folder, in place of the files of `FILES`. Makes the folder if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
 
 
-def _no_folder_error(error: OSError) -> TokenizerError:
-    return TokenizerError(f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written")
-
-
-def remembered(state: list[str] | None, make: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
-    """The tokenizer that a note names; otherwise makes it.
+def remembered(state: list[str] | None, make: Callable[[], Mapping[str, bytes]]) -> Path:
+    """The folder of a resolved tokenizer in the cache.
 
     Args:
         state: what the result depends on, apart from our own code; None: on more than can be compared.
-        make: makes it, and writes its files.
+        make: makes the files.
     """
     if state is None:
-        return make()
+        contents = make()
+        return kept(digest_of(contents), lambda: contents)
     digest = hashlib.sha256(Path(__file__).read_bytes())
     digest.update("\0".join([sys.version, *state]).encode("utf-8", "surrogatepass"))
-    note = cache() / "resolved" / f"{digest.hexdigest()}.json"
-    try:
-        kept = json.loads(note.read_bytes())
-        known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
-        if digest_of(read(Path(known.folder))) == known.digest:
-            return known
-    except (OSError, ValueError, KeyError, TypeError):  # there is no note, or it is damaged
-        pass
-    known = make()
-    with contextlib.suppress(OSError):  # a full disk: the next run resolves again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        _write(note, json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}).encode())
-    return known
+    return kept(digest.hexdigest(), make)
 
 
 def state_of_folder(folder: str) -> list[str] | None:

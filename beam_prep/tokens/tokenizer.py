@@ -5,7 +5,6 @@ the special tokens, the chat template. Workers read that folder with `tokenizers
 transformers. Every output keeps the folder, so that it can be decoded.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -20,7 +19,7 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver
-from beam_prep.tokens.resolver import resolve, rust_tokenizer, write
+from beam_prep.tokens.resolver import resolve, rust_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -124,28 +123,24 @@ def state_of(part: Any, change: Callable[[dict[str, Any]], Any] | None = None) -
 
 
 @_kept
-def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
-    """The local folder of a tokenizer that a launcher on another machine resolved; copied here once.
-
-    The first process copies. A file gets its name only when it is complete, and a folder is used only if its contents
-    have the digest. So processes may copy at the same time.
-    """
+def _fetched(digest: str, source: TokenizerSource) -> str:
+    """The local folder of a tokenizer that a launcher on another machine resolved; copied here once."""
     # Workers have a process for each core: threads of the Rust library would outnumber the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
-    folder = resolver.bundles() / fingerprint
-    with contextlib.suppress(OSError):
-        if resolver.digest_of(resolver.read(folder)) == digest:
-            return str(folder)
-    contents = source.fetch()
-    if resolver.digest_of(contents) != digest:
-        raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
-    return str(resolver.keep(fingerprint, contents))
+
+    def fetch() -> dict[str, bytes]:
+        contents = source.fetch()
+        if resolver.digest_of(contents) != digest:
+            raise TokenizerError(f"the tokenizer in {source} is not the launcher's: launch again")
+        return contents
+
+    return str(resolver.kept(digest, fetch))
 
 
 @dataclass(frozen=True, repr=False)
 class Tokenizer:
-    """A resolved tokenizer. Cheap to pickle (a path and two digests); each process loads it once, at first use.
+    """A resolved tokenizer. Cheap to pickle (a path and a digest); each process loads it once, at first use.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> ids = tokenizer.encode(["Hello there"], add_special_tokens=False)
@@ -155,43 +150,40 @@ class Tokenizer:
     Its special tokens, largest id and chat template are known without loading the Rust tokenizer.
 
     Args:
-        folder: the folder of its files.
+        folder: the folder of its files; with a source, the digest of their bytes (`resolver.digest_of`).
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
-        digest: of the bytes of its files: see `resolver.digest_of`. Compared whenever the files are read.
         source: where processes on other machines get the files from; None: from `folder`.
     """
 
     _folder: str
     fingerprint: str
-    _digest: str
     _source: TokenizerSource | None = None
 
     @property
     def folder(self) -> str:
         """The folder of its files on this machine."""
-        return self._folder if self._source is None else _fetched(self.fingerprint, self._digest, self._source)
+        return self._folder if self._source is None else _fetched(self._folder, self._source)
 
     def contents(self) -> dict[str, bytes]:
-        """Its files by name, unchanged since it was resolved.
+        """Its files by name.
 
         Raises:
-            TokenizerError: the files were edited, or are damaged.
+            TokenizerError: they cannot be read.
         """
         folder = self.folder
         try:
-            found = resolver.read(Path(folder))
+            return resolver.read(Path(folder))
         except OSError as error:
             raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
-        if resolver.digest_of(found) != self._digest:
-            raise TokenizerError(
-                f"the tokenizer in {folder} changed: its files are not those that were resolved "
-                f"(fingerprint {self.fingerprint}): run again"
-            )
-        return found
 
     def from_source(self, source: TokenizerSource) -> "Tokenizer":
         """This tokenizer for processes on other machines, which get its files from the source."""
-        return Tokenizer(self._folder, self.fingerprint, self._digest, source)
+        return Tokenizer(resolver.digest_of(self.contents()), self.fingerprint, source)
+
+    @classmethod
+    def _of(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer whose files are in a folder."""
+        return cls(str(folder), json.loads((folder / resolver.FACTS_FILE).read_bytes())["fingerprint"])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
@@ -203,19 +195,19 @@ class Tokenizer:
         Raises:
             TokenizerError: there is no usable tokenizer.
         """
-        folder = str(path)
-        kept = resolver.kept_in(Path(folder))
-        return Tokenizer(*(kept or resolver.remembered(resolver.state_of_folder(folder), lambda: resolve(folder))))
+        name = str(path)
+        if resolver.is_resolved(Path(name)):
+            return cls._of(Path(name))
+        return cls._of(resolver.remembered(resolver.state_of_folder(name), lambda: resolve(name)))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files to a folder, which `AutoTokenizer.from_pretrained` reads, too."""
-        target = resolver.put(Path(folder), self.contents())
-        return Tokenizer(str(target), self.fingerprint, self._digest)
+        resolver.put(Path(folder), self.contents())
+        return Tokenizer._of(Path(folder))
 
     def keep(self) -> "Tokenizer":
         """Copies the files to the folder of this user's resolved tokenizers."""
-        folder = resolver.keep(self.fingerprint, self.contents())
-        return Tokenizer(str(folder), self.fingerprint, self._digest)
+        return Tokenizer._of(resolver.remembered(None, self.contents))
 
     def with_template(self, source: str) -> "Tokenizer":
         """This tokenizer with another chat template, and so with another fingerprint.
@@ -226,13 +218,13 @@ class Tokenizer:
         Raises:
             TokenizerError: there is no template of this name.
         """
-        text = self.template_source(source)
+        text, contents = self.template_source(source), self.contents()
 
-        def derive() -> resolver.ResolvedTokenizer:
-            rust = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
-            return write(rust, self.special_tokens, text, self._facts["settings"])
+        def derive() -> dict[str, bytes]:
+            rust = contents["tokenizer.json"].decode("utf-8", "surrogatepass")
+            return resolver.files_of(rust, self.special_tokens, text, self._facts["settings"])
 
-        return Tokenizer(*resolver.remembered([f"{self.fingerprint}\0{self._digest}\0{text}"], derive))
+        return Tokenizer._of(resolver.remembered([f"{resolver.digest_of(contents)}\0{text}"], derive))
 
     def template_source(self, given: str | None) -> str | None:
         """The source of the chat template that a config names; None: the config names none, and there is none.
