@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from beam_prep.audit import Audit, as_lines
 from beam_prep.audit.of_tokens import adds_eos
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
+from beam_prep.config.strict import meanings, plain
 from beam_prep.data.block import AnyPath, InputFile, Reject
 from beam_prep.errors import InputError, OutputError
 from beam_prep.hints import VISIBLE
@@ -50,11 +50,8 @@ class Shape:
     detail: str = ""
 
     def __str__(self) -> str:
-        names = " and ".join(map(repr, self.fields))
-        return _KINDS[self.kind][1].format(names=names, detail=_DETAILS.get(self.detail, self.detail))
+        return _KINDS[self.kind][1].format(" and ".join(map(repr, self.fields)))
 
-
-_DETAILS = {"text": "texts", "messages": "messages", "sharegpt": "items of from and value", "grouped": "lists"}
 
 _PAIRS = (
     ("instruction", "output"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "response"),
@@ -226,25 +223,6 @@ PLAIN_TEMPLATE = (
 )
 """A chat template for tokenizers without one: roles as words, and the EOS token after each answer."""
 
-_WHY = {
-    "input.sections": "the fields that are read, and which are trained; `conversation`: as the template writes them",
-    "input.sources": "a column of its own for each; what follows the prompt is trained",
-    "input.adapter": "`sharegpt`: items of from and value are read as messages. `alpaca`: nothing is between texts, "
-    "so they are read as messages, and the chat template writes what is between. `tokenized`: ids are used as they are",
-    "input.rollouts": "ids that were sampled are not encoded again (docs/rollouts.md)",
-    "input.implicit_prompt": "the records have no prompt of the same kind: it is what both sides begin with, as in TRL",
-    "input.chat_template": "the tokenizer has no chat template that is its default. If the model has one, use it",
-    "input.date": "the chat template writes today's date: with a fixed one, tomorrow gives the same bytes",
-    "preprocessing.encode": "texts that hold the space between them are joined, then encoded, as a model sees them",
-    "preprocessing.eos": "the EOS token after each text, so that a model learns where to stop",
-    "preprocessing.truncation_mode": "`chunk`: longer texts become several rows; `drop`: a rollout must not be cut",
-    "preprocessing.min_chars": "shorter texts are left out: there is little to learn from them",
-    "output.columns": "input_ids and labels (-100: not trained); not shifted, as models of transformers do that",
-    "output.preset": "'label' (true: a good answer) stands beside the labels, and the trainer must tell answers apart "
-    "(KTO: docs/training.md). To train the good answers alone, take out the others",
-}
-"""Place in a config -> the reason for it, where the data add nothing to it."""
-
 
 @dataclass(slots=True)
 class Draft:
@@ -252,7 +230,7 @@ class Draft:
 
     Attributes:
         input, preprocessing, output, mask: the parts of the config, as JSON data.
-        why: place in the config -> a reason that the data give.
+        why: place in the config -> the reason that the data give.
         open: questions that the data do not answer, and a person must decide.
     """
 
@@ -270,11 +248,11 @@ class Draft:
         return {name: part for name, part in parts.items() if part}
 
     def reasons(self) -> Iterator[tuple[str, str]]:
-        """(place in the config, reason), in order."""
-        why = {**_WHY, **self.why}
+        """(place in the config, the reason that the data give; else what the setting does), in order."""
         for name, part in self.config.items():
-            places = [name] if name == "mask" else [f"{name}.{each}" for each in part]
-            yield from ((place, why[place]) for place in places)
+            does: Any = {} if name == "mask" else meanings(PipelineConfig.model_fields[name].annotation)
+            for place in [name] if name == "mask" else [f"{name}.{each}" for each in part]:
+                yield place, self.why.get(place) or plain(does[place.removeprefix(f"{name}.")])
 
 
 def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
@@ -344,18 +322,10 @@ def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer
 def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None:
         return
-    source, named = tokenizer.chat_template, tokenizer.chat_templates
-    if source is None and named:
-        name = min(sorted(named), key=lambda each: each in ("tool_use", "rag"))  # these are for special cases
-        source = named[name]
-        made.input["chat_template"] = name
-        made.open.append(
-            f"the tokenizer's chat templates are named {', '.join(map(repr, sorted(named)))}: is {name!r} the one that "
-            "you want (input.chat_template)?"
-        )
-    if source is None:
+    if tokenizer.chat_template is None:
         made.input["chat_template"] = PLAIN_TEMPLATE
-    elif asks_for_date(source):
+        made.why["input.chat_template"] = "the tokenizer has no chat template. If the model has one, use it"
+    elif asks_for_date(tokenizer.chat_template):
         made.input["date"] = today()
 
 
@@ -523,30 +493,19 @@ def _tokenized(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: 
 
 
 _KINDS: Mapping[str, tuple[Callable[..., None], str]] = {
-    "rollouts": (_rollouts, "ids of prompts and sampled responses in {names}"),
-    "prompts": (_rollouts, "ids of prompts in {names}"),
-    "tokenized": (_tokenized, "ids in {names}: tokenised already"),
-    "preference": (_preference, "preference pairs in {names}, {detail}"),
-    "unpaired": (_unpaired, "answers that are good or bad (unpaired preference) in {names}, {detail}"),
-    "sampled": (_sampled, "a prompt ({detail}) and sampled responses in {names}"),
-    "messages": (_messages, "conversations in {names}: messages of role and content"),
-    "sharegpt": (_messages, "conversations in {names}: items of from and value (ShareGPT)"),
-    "completion": (_completion, "messages of a prompt and of what follows it in {names}"),
-    "pair": (_pair, "a question and its answer in {names}, texts"),
-    "text": (_text, "texts in {names}"),
+    "rollouts": (_rollouts, "ids of prompts and sampled responses in {}"),
+    "prompts": (_rollouts, "ids of prompts in {}"),
+    "tokenized": (_tokenized, "ids in {}: tokenised already"),
+    "preference": (_preference, "preference pairs in {}"),
+    "unpaired": (_unpaired, "answers that are good or bad (unpaired preference) in {}"),
+    "sampled": (_sampled, "a prompt and sampled responses in {}"),
+    "messages": (_messages, "conversations in {}: messages of role and content"),
+    "sharegpt": (_messages, "conversations in {}: items of from and value (ShareGPT)"),
+    "completion": (_completion, "messages of a prompt and of what follows it in {}"),
+    "pair": (_pair, "a question and its answer in {}, texts"),
+    "text": (_text, "texts in {}"),
 }
 """Kind of shape -> the function that makes its config, and what is said of it."""
-
-_FOLDERS = ("domain", "lang", "language", "source", "subset", "category")
-
-
-def _folders(records: Sequence[Record]) -> Iterator[str]:
-    """Remarks on fields that could be the domain of a record."""
-    for name in _FOLDERS:
-        values = {record.get(name) for record in records if isinstance(record.get(name), str)}
-        if 2 <= len(values) <= 20:
-            told = ", ".join(sorted(map(str, values))[:4])
-            yield f'"output": {{"domain_key": {json.dumps(name)}}} would give each {name} a folder ({told} ...)'
 
 
 def start(
@@ -571,14 +530,10 @@ def start(
     """
     target = Path(path)
     reasons = target.with_suffix(".md")
-    if target == reasons:
-        raise OutputError(f"-o is {target}, and the reasons are written there: give a name that ends in .json")
     for file in (target, reasons):
         if file.exists() and not overwrite:
             raise OutputError(f"{file} is there already: pass --overwrite to replace it, or choose another -o")
     files = list_inputs(list(inputs))
-    if {str(file.resolve()) for file in (target, reasons)} & {os.path.realpath(file.path) for file in files}:
-        raise OutputError(f"-o is {target}, and that is an input: choose another -o")
     drawn = draw(files, RECORDS)
     records = [record for block in drawn.blocks for record in block.rows]
     found = find_shape(records)
@@ -593,7 +548,6 @@ def start(
     use = config.field_use
     made.open += [str(each) for each in verdicts(found.records, use)]
     made.open += fields_of_files(found.records, use.known) if use.answers else []
-    made.open += _folders(found.records)
     told = [drawn.looked_at, f"chosen: {found.shape} ({len(found.records):,} records)"]
     told += [f"to decide: {text}" for text in made.open]
     told += [] if tried is None else ["tried on these records:", *itertools.islice(as_lines(tried), 1, None)]
@@ -621,8 +575,7 @@ def _set_length(
         sizes = np.array([len(json.dumps(record, ensure_ascii=False)) // _CHARACTERS for record in found.records])
         how = "estimated by characters, as no tokenizer was given"
     else:
-        unlimited = {**made.config, "preprocessing": {**made.preprocessing, "max_seq_len": 1 << 22}}
-        sizes = Sample.of(drawn, PipelineConfig.from_dict(unlimited), tokenizer, files).lengths
+        sizes = Sample.of(drawn, PipelineConfig.from_dict(made.config), tokenizer, files).lengths
         how = "counted with the tokenizer"
     longest, length = int(sizes.max(initial=0)), _SHORTEST
     while length < _LONGEST and np.maximum(sizes - length, 0).sum() > _CUT * sizes.sum():

@@ -341,15 +341,6 @@ def test_nothing_is_replaced_without_overwrite(
     assert config["mask"] == {"assistant": "train"}
 
 
-def test_neither_the_reasons_nor_an_input_are_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"text": "A page about the sea."}\n')
-    for target, said in ((data, "is an input"), (tmp_path / "c.md", "ends in .json")):
-        assert main(["init", str(data), "-o", str(target), "--overwrite"]) == 4
-        assert said in capsys.readouterr().err
-    assert data.read_text() == '{"text": "A page about the sea."}\n'
-
-
 def test_what_is_no_jsonl_or_fits_nothing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
