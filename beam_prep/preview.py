@@ -165,7 +165,7 @@ class SampleRows(RowSource):
             )
             unpacked = dataclasses.replace(unpacked, packing="none", position_ids="none", names=names, dtype=dtype)
         schema = unpacked.columns(tuple(batch.schema.values()))
-        kind = RowKind(schema, sample.tokenizer, sample.config.canonical(), batch.origin.source.path)
+        kind = RowKind(schema, sample.tokenizer, sample.config.canonical())
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         if unpacked.provenance:
             own = placed(own, batch.origin.file, batch.origin.first_byte)

@@ -16,7 +16,7 @@ from rich.text import Text
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.data.schema import Column
-from beam_prep.errors import BeamPrepError, FormatError
+from beam_prep.errors import BeamPrepError
 from beam_prep.hints import shortened
 from beam_prep.inspect.draw import RowText
 from beam_prep.inspect.output import cat, inspect, shown_row
@@ -134,14 +134,12 @@ def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.Capture
 
 IDS, LABELS = Column("input_ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", "input_ids")
 ATTENTION = Column("attention_mask", "int32", 1, "attention")
-POSITIONS = Column("position_ids", "int32", 1, "position", "input_ids")
-LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
 
 
-def by_hand(*columns: tuple[Column, list[int]], width: int = 0) -> str:
-    kind = RowKind(tuple(column for column, _ in columns), None, {}, "out")
+def by_hand(*columns: tuple[Column, list[int]]) -> str:
+    kind = RowKind(tuple(column for column, _ in columns), None, {})
     row = {column.name: np.array(values, np.int32) for column, values in columns}
-    return RowText(marks=True, width=width).of(ShownRow(kind, row, ["record 0"])).plain
+    return RowText(marks=True).of(ShownRow(kind, row, ["record 0"])).plain
 
 
 SHIFTED = Column("labels", "int32", 1, "labels", "input_ids", shifted=True)
@@ -151,41 +149,14 @@ AT_THE_FRONT = "── input_ids: 3 tokens, 2 trained (66.7%)\n0 ⟦5 6 ⟧\n─
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (
-            ((IDS, [5, 6, 0, 0]), (LABELS, [-100, 6, 0, -100]), (ATTENTION, [1, 1, 0, 0])),
-            "1 tokens of padding are trained\n5 ⟦6 ⟧\n+ 2 x 0",
-        ),
-        (((IDS, [5, 6, 7]), (LABELS, [6, 7, -100])), "2 labels are not the token they belong to"),
+        (((IDS, [5, 6, 0, 0]), (LABELS, [-100, 6, -100, -100]), (ATTENTION, [1, 1, 0, 0])), "5 ⟦6 ⟧\n+ 2 x 0"),
         # No last token that is a label only.
         (((IDS, [5, 6, 7]), (SHIFTED, [6, -100, -100])), " · labels: shifted by one\n5 ⟦6 ⟧7 "),
         (((IDS, [0, 5, 6]), (LABELS, [-100, 5, 6]), (ATTENTION, [0, 1, 1])), AT_THE_FRONT),
-        (
-            ((IDS, [5, 6, 7]), (LABELS, [5, 6, 7]), (POSITIONS, [0, 1, 0]), (LENGTHS, [1, 2])),
-            "⟦6 7 ⟧\n── position_ids: 0, 1, 0",
-        ),
     ],
 )
 def test_what_is_odd_in_a_row_is_shown(columns: Any, words: str) -> None:
     assert words in by_hand(*columns)
-
-
-def test_lengths_that_are_not_those_of_the_row_are_an_error() -> None:
-    with pytest.raises(FormatError, match="out: seq_lens of a row count 4 tokens, it has 3"):
-        by_hand((IDS, [5, 6, 7]), (LABELS, [5, 6, 7]), (LENGTHS, [2, 2]))
-
-
-def test_a_pair_that_begins_differently_has_no_common_part() -> None:
-    text = by_hand(
-        (Column("chosen", "int32", 1, "ids"), [1, 7]),
-        (Column("chosen_mask", "int32", 1, "mask", "chosen"), [0, 1]),
-        (Column("rejected", "int32", 1, "ids"), [2, 7, 8]),
-        (Column("rejected_mask", "int32", 1, "mask", "rejected"), [0, 1, 1]),
-        width=100,
-    )
-    assert text.split("\n")[1:] == [
-        "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
-        "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
-    ]
 
 
 def test_texts_are_cut_between_words() -> None:

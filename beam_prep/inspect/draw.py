@@ -1,8 +1,7 @@
 """Rows, and records that were left out, drawn as text for a terminal, a pager, a file or a pipe; or as a page.
 
 As text, trained tokens are bold green, the others dim, special tokens reversed. Without colours (a file, a pipe,
-NO_COLOR), trained tokens are between `⟦` and `⟧`. Packed rows are shown document by document, padding as a count,
-preference pairs side by side if the line is long enough.
+NO_COLOR), trained tokens are between `⟦` and `⟧`. Packed rows are shown document by document, padding as a count.
 
 A page is one HTML file for a browser, which needs no network. Rows are JSON data in it; `page.js` builds the rows that
 are on the screen. A token is an index into a table of the page: (id, text, 1 if special).
@@ -44,8 +43,6 @@ STYLES = {
 }
 """Name -> style in a terminal."""
 
-SIDE_BY_SIDE = 100
-"""In a terminal with at least this many columns, the sides of a preference pair are side by side."""
 _RULE = 72  # characters of the line above a document
 _RECORD = 200  # most characters of a record that was left out, in a terminal
 _TEXT = 1_000  # and on a page
@@ -83,22 +80,16 @@ class RowText:
 
     Attributes:
         marks: put trained tokens between `⟦` and `⟧`, for text without colours.
-        width: characters of a line; only preference pairs are wrapped.
         ids: show each token's id before the token: `‹9906›Hello`.
         found: matches of this regular expression are highlighted.
     """
 
     marks: bool = False
-    width: int = 80
     ids: bool = False
     found: re.Pattern[str] | None = None
 
     def of(self, entry: Entry) -> Text:
-        """A header, and below it each sequence of tokens under its name; or why a record was left out, and its text.
-
-        Raises:
-            FormatError: see `ShownRow`.
-        """
+        """A header, and below it each sequence of tokens under its name; or why a record was left out, and its text."""
         if isinstance(entry, LeftOut):
             header = f"━━ {entry.place} · {entry.kind}: {entry.reason}".translate(VISIBLE)
             text = Text.assemble((header, "bold red"), f"\n{entry.message}".translate(VISIBLE) if entry.message else "")
@@ -114,44 +105,22 @@ class RowText:
     def body(self, row: ShownRow) -> Text:
         """The text below the header."""
         text = Text()
-        pair = row.pair if self.width >= SIDE_BY_SIDE else None
         for part in row.parts:
             if isinstance(part, str):
                 text.append(f"\n── {part}".translate(VISIBLE), "caption")
-            elif pair is not None and part is pair[0]:
-                text.append_text(self._side_by_side(row, *pair))
-            elif pair is None or part is not pair[1]:
-                caption = f"── {row.caption(part)}"
-                if row.packed:
-                    text.append("\n" + f"{caption} ".ljust(_RULE, "─"), "caption")
-                elif len(row.parts) > 1:
-                    text.append(f"\n{caption}", "caption")
-                text.append("\n").append_text(self.tokens(row.kind, part)).append_text(_padding(row.kind, part))
+                continue
+            caption = f"── {row.caption(part)}"
+            if row.packed:
+                text.append("\n" + f"{caption} ".ljust(_RULE, "─"), "caption")
+            elif len(row.parts) > 1:
+                text.append(f"\n{caption}", "caption")
+            text.append("\n").append_text(self.tokens(row.kind, part)).append_text(_padding(row.kind, part))
         return text
 
-    def _side_by_side(self, row: ShownRow, left: TokenSequence, right: TokenSequence, common: int) -> Text:
-        """Two sequences in two columns. Their common beginning is above them, once."""
+    def tokens(self, kind: RowKind, sequence: TokenSequence) -> Text:
+        """The text of a sequence (without a tokenizer, the ids). Neighbouring trained tokens are one part."""
         text = Text()
-        if common:
-            text.append(f"\n── both begin with {common:,} tokens", "caption")
-            text.append("\n").append_text(self.tokens(row.kind, left, stop=common))
-        width = (self.width - 3) // 2
-        sides = []
-        for side in (left, right):
-            caption = (f"── {row.caption(side)}", "caption")
-            column = Text.assemble(caption, "\n", self.tokens(row.kind, side, start=common))
-            column.rstrip()
-            sides.append(column.wrap(Console(width=self.width), width, overflow="fold"))
-        for one, other in itertools.zip_longest(*sides, fillvalue=Text()):
-            other.rstrip()
-            text.append("\n").append_text(one).append(" " * (width - one.cell_len))
-            text.append(" │", "caption").append(" " * bool(other)).append_text(other)
-        return text
-
-    def tokens(self, kind: RowKind, sequence: TokenSequence, start: int = 0, stop: int | None = None) -> Text:
-        """The text (without a tokenizer, the ids) of tokens [start, stop). Neighbouring trained tokens are one part."""
-        text = Text()
-        for is_trained, runs in itertools.groupby(kind.runs(sequence, start, stop), lambda run: run.trained):
+        for is_trained, runs in itertools.groupby(kind.runs(sequence), lambda run: run.trained):
             style, part = _NAMES[is_trained], Text()
             for run in runs:
                 shown = run.text
@@ -204,13 +173,11 @@ class Screen:
 
     Attributes:
         marks: True without colours: then trained tokens are put between `⟦` and `⟧`.
-        width: characters of a line.
     """
 
     def __init__(self, pager: bool = False) -> None:
         self._console = console_of(STYLES)
         self.marks = self._console.color_system is None or self._console.no_color
-        self.width = self._console.width
         self._pager = pager and sys.stdout.isatty() and not self._console.is_dumb_terminal
 
     def show(self, texts: Iterable[Text]) -> None:
@@ -218,7 +185,9 @@ class Screen:
         pager, console = _started_pager() if self._pager else None, self._console
         if pager is not None:
             colours: Any = None if self.marks else "truecolor"
-            console = console_of(STYLES, file=pager.stdin, force_terminal=True, color_system=colours, width=self.width)
+            console = console_of(
+                STYLES, file=pager.stdin, force_terminal=True, color_system=colours, width=console.width
+            )
         try:
             for text in texts:
                 if console.is_terminal:
@@ -378,7 +347,7 @@ def draw(
         print(f"{html}: {counted(count, 'record')} ({head.words}); open it in a browser")
         return
     screen = Screen(pager)
-    texts = map(replace(style, marks=screen.marks, width=screen.width).of, entries)
+    texts = map(replace(style, marks=screen.marks).of, entries)
     first = next(texts, Text(f"nothing found: {head.words}".translate(VISIBLE)))
     above = Text().append_text(head.above).append_text(legend(screen.marks))
     screen.show(itertools.chain([above, first], texts, head.below))

@@ -474,7 +474,7 @@ def shown_row(dataset: Dataset, index: int, why: str = "") -> ShownRow:
     Raises:
         IndexError: there is no such row.
     """
-    kind = RowKind(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path))
+    kind = RowKind(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}))
     split, domain = dataset.split_of(index), dataset.domain_of(index)
     title = [f"record {index % len(dataset)}", why, f"split {split}" if split else "", f"domain {domain}"]
     return ShownRow(kind, dataset[index], list(filter(None, title)), domain)

@@ -73,7 +73,7 @@ def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, ti
 
 def lines_of(row: ShownRow, columns: int, most: int) -> list[Text]:
     """The text of a row, in lines of up to `columns` cells. After `most` lines it says how many more there are."""
-    found = RowText(width=columns).body(row).wrap(Console(width=columns), columns, overflow="fold", tab_size=4)
+    found = RowText().body(row).wrap(Console(width=columns), columns, overflow="fold", tab_size=4)
     if len(found) <= most:
         return list(found)
     return [*found[:most], Text(f"... {len(found) - most:,} more lines", "caption")]

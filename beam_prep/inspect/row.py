@@ -13,8 +13,8 @@ import numpy as np
 
 from beam_prep.data.block import COLLECTION, InputFile
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, PROMPT_COMPLETION, Column
-from beam_prep.errors import BeamPrepError, FormatError, InputError, StorageError
+from beam_prep.data.schema import NO_LOSS, PROMPT_COMPLETION, Column
+from beam_prep.errors import BeamPrepError, InputError, StorageError
 from beam_prep.formats import Row
 from beam_prep.hints import VISIBLE, counted, shortened
 from beam_prep.process import quiet_beam
@@ -164,13 +164,11 @@ class RowKind:
         schema: their columns.
         tokenizer: decodes tokens; None: tokens are shown as ids.
         config: their config, as in a manifest; {} if it is not known.
-        where: the output, for errors.
     """
 
     schema: tuple[Column, ...]
     tokenizer: Tokenizer | None
     config: Mapping[str, Any]
-    where: str = ""
 
     def of_role(self, *roles: str) -> list[Column]:
         """The columns of these roles."""
@@ -189,11 +187,11 @@ class RowKind:
         """The text of tokens."""
         return "".join(self.pieces(ids)) if self.tokenizer is None else self.tokenizer.decode(ids)
 
-    def runs(self, sequence: TokenSequence, start: int = 0, stop: int | None = None) -> Iterator[Run]:
-        """The tokens [start, stop) as runs of text (of ids, without a tokenizer)."""
+    def runs(self, sequence: TokenSequence) -> Iterator[Run]:
+        """The tokens of a sequence as runs of text (of ids, without a tokenizer)."""
         ids = sequence.ids.tolist()
         trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
-        tokens = list(zip(trained, ids, self.pieces(ids), strict=True))[start:stop]
+        tokens = list(zip(trained, ids, self.pieces(ids), strict=True))
         styles = itertools.groupby(tokens, lambda token: (token[0], token[1] in self.special))
         for (is_trained, is_special), run in styles:
             yield Run(is_trained, is_special, [(token, piece.translate(VISIBLE)) for _, token, piece in run])
@@ -238,9 +236,6 @@ class ShownRow:
         title, notes: the beginning and the end of its header.
         domain: its domain.
         role_names: names of roles; the first has number 1.
-
-    Its properties raise FormatError if a mask has another length than its ids, or the lengths of documents do not add
-    up to the row.
     """
 
     kind: RowKind
@@ -329,17 +324,7 @@ class ShownRow:
             return column.of is not None
         if column.role == "attention":
             return self._padding is not None
-        if column.role == "position":
-            return self._are_usual(np.asarray(self.row[column.name]))
-        return column.role == "lengths" or column.name in self._values or is_role_column(column)
-
-    def _are_usual(self, positions: Array) -> bool:
-        """True if positions count from 0 through the row, or through each of its documents."""
-        lengths, through = self._lengths, np.arange(len(positions))
-        starts = np.zeros(1, np.int64)
-        if lengths is not None and lengths.sum() == len(positions):
-            starts = np.repeat(offsets_of(lengths)[:-1], lengths)
-        return np.array_equal(positions, through) or np.array_equal(positions, through - starts)
+        return column.role in ("lengths", "position") or column.name in self._values or is_role_column(column)
 
     def _layout_notes(self) -> Iterator[str]:
         if self._lengths is not None:
@@ -349,12 +334,10 @@ class ShownRow:
 
     def _sequences_of(self, column: Column) -> Iterator[TokenSequence | str]:
         """The sequences of a column of ids: one, or the lists of a list of lists, or the documents of a packed row."""
-        row, where = self.row, self.kind.where
+        row = self.row
         loss = next((other for other in self.kind.of_role("mask", "labels") if other.of == column.name), None)
         taken_name = column.name if loss is None else loss.name
         ids, taken = _lists(row[column.name]), _lists(row[taken_name])
-        if [len(one) for one in ids] != [len(one) for one in taken]:
-            raise FormatError(f"{where}: columns {column.name} and {taken_name} of a row have other lengths")
         names = [column.name]
         if column.depth == 2:
             names = [f"{column.name}[{index}]" for index in range(len(ids))]
@@ -382,21 +365,14 @@ class ShownRow:
             trained = None if trains is None else np.full(real, trains)
             notes.append("no mask" if trains is None else f"no mask: {'all' if trains else 'nothing'} is trained")
         else:
-            taught = taken != NO_LOSS[loss.role]
-            trained, wrong = taught[:real], int(taught[real:].sum())
+            trained = taken[:real] != NO_LOSS[loss.role]
             if loss.role == "labels":
-                labels = taken[:real]
                 notes.append(f"labels: {'shifted by one' if loss.shifted else 'unshifted'}")
-                if loss.shifted:
-                    # Label i is the token after input i; the last label is a token that the inputs do not have.
-                    shown = np.append(shown, labels[-1:][trained[-1:]])
-                    notes += ["the last token is a label only"] if len(shown) > real else []
-                    trained = np.append(False, trained)[: len(shown)]
-                    labels = np.append(IGNORE_INDEX, labels)[: len(shown)]
-                if others := int((shown != labels)[trained].sum()):
-                    notes.append(f"{others:,} labels are not the token they belong to")
-            if wrong:
-                notes.append(f"{wrong:,} tokens of padding are trained")
+            if loss.shifted:
+                # Label i is the token after input i; the last label is a token that the inputs do not have.
+                shown = np.append(shown, taken[:real][-1:][trained[-1:]])
+                notes += ["the last token is a label only"] if len(shown) > real else []
+                trained = np.append(False, trained)[: len(shown)]
         if roles is not None:
             last = [part[:real][-1:] for part in self._roles_of(column, labels=True)]
             roles = np.concatenate([roles[:real], *last])[: len(shown)].astype(np.int64)
@@ -413,12 +389,6 @@ class ShownRow:
 
     def _documents(self, values: Array) -> list[Array]:
         assert self._lengths is not None
-        if self._lengths.sum() != len(values):
-            (column,) = self.kind.of_role("lengths")
-            raise FormatError(
-                f"{self.kind.where}: {column.name} of a row count {self._lengths.sum():,} tokens, "
-                f"it has {len(values):,}"
-            )
         return np.split(values, offsets_of(self._lengths)[1:-1]) if len(self._lengths) else []
 
 
