@@ -22,12 +22,7 @@ from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import new_name
 
-NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
-    "new content",
-    "made with other facts",
-    "damaged",
-    "made in a way that this run does not trust",
-)
+NEW, DAMAGED, UNTRUSTED = "not in the token cache", "damaged", "made in a way that this run does not trust"
 """The reasons to tokenise a block."""
 _FILES_NAMED = 5
 
@@ -143,7 +138,7 @@ def _why(origin: Origin, token_cache: TokenCache) -> str | None:
     except TokenCacheError:
         return DAMAGED
     if receipt is None:
-        return OTHER_FACTS if token_cache.has_other(digest) else NEW
+        return NEW
     return None if token_cache.trust.holds(receipt.counts("made")) else UNTRUSTED
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from beam_prep import cli
-from beam_prep.dry_run import DAMAGED, NEW, OTHER_FACTS, UNTRUSTED, DryRun, dry_run
+from beam_prep.dry_run import DAMAGED, NEW, UNTRUSTED, DryRun, dry_run
 from beam_prep.storage.claims import Claim
 from tests.conftest import tree
 from tests.test_refresh import CONFIG, Jobs, texts
@@ -66,7 +66,7 @@ def test_which_fact_changed(jobs: Jobs) -> None:
     config = {**CONFIG, "preprocessing": {"max_seq_len": 40}}
     said = asked(jobs, config=config)
     assert said.changed == ["config.preprocessing.max_seq_len: 2048 -> 40"]
-    assert said.reasons == {OTHER_FACTS: said.blocks}
+    assert said.reasons == {NEW: said.blocks}
     layout = asked(jobs, config={**CONFIG, "output": {**CONFIG["output"], "storage_format": ["bin"]}})
     assert layout.changed[0].startswith("config.output.storage_format: ['bin', ")
     assert layout.reused == layout.blocks

@@ -1,6 +1,5 @@
 """The token cache: a folder that keeps tokenised blocks until shards are written, and for later runs."""
 
-import glob
 import hashlib
 import os
 import re
@@ -89,11 +88,6 @@ class TokenCache:
         except (FormatError, OSError) as error:
             raise TokenCacheError(str(error)) from None
         return receipt
-
-    def has_other(self, digest: str) -> bool:
-        """True if a block of these bytes was made with another recipe."""
-        start = self._path(self.name(digest), "").rpartition("-")[0]
-        return bool(glob.glob(f"{glob.escape(start)}-*") if is_local(start) else stores.listed(f"{start}-"))
 
     def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
         """Writes a block's files, its rows last. For the arguments see `encode_block`."""
