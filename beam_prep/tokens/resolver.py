@@ -34,9 +34,10 @@ _FILES = ("tokenizer", "vocab", "spiece", "tekken")
 """The folder of a tokenizer has a file whose name begins so."""
 _SHOWN = 6
 _NO_LENGTH = 10**20  # transformers' value for "no limit" is larger
-_SAVE_FAST = (
-    "load it with transformers yourself (tekken.json: with PreTrainedTokenizerFast, beside mistral-common), and give "
-    "the folder that `save_pretrained` of a fast tokenizer writes (one with tokenizer.json)"
+_SAVE_FAST = (  # Beam's protobuf is below 7; sentencepiece 0.2.3 needs a later one
+    "pip install 'sentencepiece<0.2.3' tiktoken (for a *.model), or load it with transformers yourself (tekken.json: "
+    "with PreTrainedTokenizerFast, beside mistral-common; vocab.json: with its class, as GPT2Tokenizer), and give the "
+    "folder that `save_pretrained` of a fast tokenizer writes (one with tokenizer.json)"
 )
 _TOKENS = 64
 
@@ -153,9 +154,6 @@ def _what_is_wrong(path: str, error: Exception) -> str:
     names = sorted(os.listdir(path))
     if not any(name.startswith(_FILES) and os.path.isfile(os.path.join(path, name)) for name in names):
         # The message of transformers is long, and about other kinds of tokenizers.
-        below = next(Path(path).glob("*/tokenizer.json"), None)
-        if below is not None:
-            return f"found one in {os.path.join(path, below.parent.name)!r}: did you mean that?"
         return f"found {', '.join(map(repr, names[:_SHOWN])) or 'nothing in it'}"
     files = sorted(found for name in ("*.json", "*.model", "**/*.jinja") for found in Path(path).glob(name))
     for file in files:
@@ -167,11 +165,7 @@ def _what_is_wrong(path: str, error: Exception) -> str:
                 json.loads(text)
         except (OSError, ValueError, RecursionError) as problem:
             return f"{file.name} cannot be read ({problem}): copy it again, or mend it"
-    # Beam's protobuf is below 7; sentencepiece 0.2.3 needs a later one.
-    more = "pip install 'sentencepiece<0.2.3' tiktoken, or " if any(name.endswith(".model") for name in names) else ""
-    if not more and not {"tokenizer.json", "tokenizer_config.json", "config.json"} & {*names}:
-        more = 'name its class in tokenizer_config.json, as {"tokenizer_class": "GPT2Tokenizer"}, or '
-    return f"{says}; {more}{_SAVE_FAST}"
+    return f"{says}; {_SAVE_FAST}"
 
 
 def rust_tokenizer(source: bytes, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":

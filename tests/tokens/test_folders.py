@@ -157,14 +157,10 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
-        (
-            {"tokenizer.model": "IQ== 0\nIg== 1\n"},
-            "pip install 'sentencepiece<0.2.3' tiktoken, or load it with transformers",
-        ),
+        ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "pip install 'sentencepiece<0.2.3' tiktoken .+, or load it with"),
         ({"spiece.model": "version https://git-lfs.github.com/spec/v1"}, "is a Git LFS pointer, .+ type: git lfs pull"),
         ({"tekken.json": "{}", "config.json": '{"model_type": "mistral"}'}, r"tekken.json: with PreTrained"),
-        ({"vocab.json": "{}", "merges.txt": ""}, r"; name its class in .+, as \{.+\}, or load it with"),
-        ({"vocab.json": "{}", "tokenizer_config.json": "{}"}, "transformers says: .+; load it with transformers"),
+        ({"vocab.json": "{}", "merges.txt": ""}, "transformers says: .+vocab.json: with its class, as GPT2Tokenizer"),
     ],
 )
 def test_files_that_are_no_tokenizer_json_say_what_reads_them(
