@@ -75,7 +75,7 @@ def tokens(tokenizer: Tokenizer, text: str, fim: Fim = FIM, **rules: Any) -> lis
 
 def joined(tokenizer: Tokenizer, ids: list[int], fim: Fim) -> str:
     """Prefix, middle and suffix, decoded together."""
-    names = fim.of([token.content for token in tokenizer.added]).sentinels or ()
+    names = fim.of([token.content for token in tokenizer.added.values()]).sentinels or ()
     before, between, after = (tokenizer.reference.token_to_id(name) for name in names)
     parts: dict[int | None, list[int]] = {before: [], between: [], after: []}
     now: list[int] = []

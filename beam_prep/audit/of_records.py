@@ -314,7 +314,7 @@ _MARKUP = re.compile(
 
 def markup_of_chats(sample: Sample) -> Iterator[Finding]:
     """Messages with the markup of a chat format: another template has already rendered them."""
-    controls = {token.content for token in sample.tokenizer.added}
+    controls = {token.content for token in sample.tokenizer.added.values()}
     hits = Hits(sample, "messages")
     for chat, place, message in messages_of(sample):
         match = next((match for match in _MARKUP.finditer(text_of(message)) if match[0] not in controls), None)
@@ -344,9 +344,8 @@ def control_tokens(sample: Sample) -> Iterator[Finding]:
             found.add(match[0])
     says = f"the text of a control token, which becomes the token itself, is in {hits.told}"
     mend = '"preprocessing": {"control_tokens": "escape"} (or "reject"), or take it out of the texts'
-    source = "" if sample.template is None else sample.template.source
-    markup = {token.content for token in sample.tokenizer.added if not token.special and token.content in source}
-    if found <= markup:
+    words = (token.content for token in sample.tokenizer.added.values() if not token.special)
+    if found <= {text for text in words if text in sample.template_source}:
         mend = f"nothing, if the texts hold calls or results as the chat template writes them; else {mend}"
     yield from hits.finding("control_tokens", says, mend)
 

@@ -85,7 +85,7 @@ def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextR
             )
         _check_eos(tokenizer)
     if rules.fim is not None:
-        added = [each for each in tokenizer.added if not (each.lstrip or each.rstrip or each.single_word)]
+        added = [each for each in tokenizer.added.values() if not (each.lstrip or each.rstrip or each.single_word)]
         fim = rules.fim.of([each.content for each in added])
         _check_parts(tokenizer, fim.tokens[0])
         sentinels = search_of(fim.tokens, tokenizer)
@@ -145,7 +145,7 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
     """
     if rule == "keep":
         return Guard()
-    controls = control_tokens(tokenizer.added, "" if template is None else template.source)
+    controls = control_tokens(tokenizer.added.values(), "" if template is None else template.source)
     parsed: list[str] = []
     if template is not None:
         written = {*template.special_tokens.values()}
@@ -159,7 +159,7 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
 
 def _check_escapes(guard: Guard, tokenizer: Tokenizer) -> None:
     """Raises TokenizerError if the tokenizer's normaliser removes the invisible character of an escape."""
-    ids = {token.content: token.id for token in tokenizer.added}
+    ids = {token.content: number for number, token in tokenizer.added.items()}
     # `plain` has the tokens that come in any case: a vocabulary may lack the character.
     texts = [f"a{JOINER}b", *(f"a{guard(token, 'text')}b" for token in guard.controls)]
     plain, *escaped = tokenizer.encode(texts, add_special_tokens=False).to_lists()

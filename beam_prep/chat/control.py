@@ -14,14 +14,17 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from beam_prep.chat.messages import Message, text_of_part
 from beam_prep.chat.origins import CONTENT
 from beam_prep.chat.renderer import any_of
 from beam_prep.chat.trace import SourceSpan
 from beam_prep.data.block import Reject
-from beam_prep.tokens.tokenizer import AddedToken, Tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 Rule = Literal["keep", "escape", "reject"]
 
@@ -42,7 +45,7 @@ def _is_mark(character: str) -> bool:
     return character not in _PUNCTUATION and unicodedata.category(character)[0] in "PS"
 
 
-def control_tokens(added: Iterable[AddedToken], template: str = "") -> tuple[str, ...]:
+def control_tokens(added: "Iterable[tokenizers.AddedToken]", template: str = "") -> tuple[str, ...]:
     """The texts of a tokenizer's control tokens, the longest first.
 
     Args:
@@ -59,8 +62,8 @@ def control_tokens(added: Iterable[AddedToken], template: str = "") -> tuple[str
 
 def end_ids(tokenizer: Tokenizer) -> set[int]:
     """Ids of the tokens that may end a turn: the EOS token, and all control tokens."""
-    controls = control_tokens(tokenizer.added)
-    found = {token.id for token in tokenizer.added if token.content in controls}
+    controls = control_tokens(tokenizer.added.values())
+    found = {number for number, token in tokenizer.added.items() if token.content in controls}
     return found | {number for number in (tokenizer.id_of("eos_token"),) if number is not None}
 
 
@@ -114,18 +117,19 @@ def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Sea
     normaliser = None if tokenizer is None else tokenizer.inside.normalizer
     if tokenizer is None or normaliser is None:
         return Search(re.compile(any_of(texts)))
-    looked_for = [each.content for each in tokenizer.added if each.content in texts and _is_behind(each, tokenizer)]
+    added = ((number, each) for number, each in tokenizer.added.items() if each.content in texts)
+    looked_for = [each.content for number, each in added if _is_behind(number, each, tokenizer)]
     behind = {*map(normaliser.normalize_str, looked_for)} - {""}
     normal = re.compile(any_of(behind)) if behind else None
     return Search(re.compile(any_of(texts)), normal, normaliser.normalize_str)
 
 
-def _is_behind(token: AddedToken, tokenizer: Tokenizer) -> bool:
+def _is_behind(number: int, token: "tokenizers.AddedToken", tokenizer: Tokenizer) -> bool:
     """True if normalised text may become a token: it is matched there, or the model has it, as Unigram (T5) has."""
     rust = tokenizer.inside
     text = rust.normalizer.normalize_str(token.content)
     words = [text] if rust.pre_tokenizer is None else [word for word, _ in rust.pre_tokenizer.pre_tokenize_str(text)]
-    return token.normalized or any(piece.id == token.id for word in words for piece in rust.model.tokenize(word))
+    return token.normalized or any(piece.id == number for word in words for piece in rust.model.tokenize(word))
 
 
 @dataclass(frozen=True, slots=True)

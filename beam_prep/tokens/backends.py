@@ -29,10 +29,11 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
-from beam_prep.tokens.tokenizer import AddedToken, CharSpans, Tokenizer, state_of
+from beam_prep.tokens.tokenizer import CharSpans, Tokenizer, state_of
 
 if TYPE_CHECKING:
     import gigatoken
+    import tokenizers
 
 Backend = Literal["auto", "transformers", "gigatoken"]
 
@@ -71,7 +72,7 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
     model: Any = tokenizer.reference.model
     normalising, splitting = _steps_of(tokenizer)
     is_nfc = [step["type"] for step in normalising] == ["NFC"]
-    _check_added(tokenizer.added, bool(normalising) and not is_nfc)
+    _check_added([*tokenizer.added.values()], bool(normalising) and not is_nfc)
     splits_words = any(step["type"] == "Split" for step in splitting)
     if any(step.get("use_regex") is False for step in splitting) and not splits_words:
         raise Unsupported("a byte-level tokenizer that splits no words")
@@ -81,11 +82,11 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
         for steps in (normalising, splitting)
     )
-    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in tokenizer.added)
+    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in tokenizer.added.values())
     return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
 
 
-def _check_added(added: Sequence[AddedToken], rewrites: bool) -> None:
+def _check_added(added: "Sequence[tokenizers.AddedToken]", rewrites: bool) -> None:
     """Raises `Unsupported` for added tokens that gigatoken finds in other places than the reference.
 
     The reference looks first for tokens that are not `normalized`, in the original text, and then for the others in the
@@ -385,7 +386,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
             lengths[number] = 1 if _BYTE.fullmatch(token) else len(token.encode()) - 2 * token.count(_BLANK)
     if in_bytes and model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
         lengths[unknown] = _NEVER
-    for each in tokenizer.added:
+    for number, each in tokenizer.added.items():
         content = each.content
         vague = each.normalized and bool(normalising)
         if not in_bytes:
@@ -393,7 +394,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
                 continue  # texts that contain it are the reference's; elsewhere, its id stands for blanks
             # The token may include blanks around it, or its text the blank that is added before a text.
             vague = each.normalized or each.lstrip or each.rstrip or _BYTE.fullmatch(content) is not None
-        lengths[each.id], added[each.id] = _NEVER if vague else len(content.encode()), True
+        lengths[number], added[number] = _NEVER if vague else len(content.encode()), True
     return TokenBytes(lengths, not in_bytes, prefix, added)
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -87,18 +87,6 @@ class TokenizerSource(Protocol):
             TokenizerError: the files cannot be read; the message says where they should be.
         """
         ...
-
-
-class AddedToken(NamedTuple):
-    """A token that was added to a vocabulary, with its rules: see `tokenizers.AddedToken`."""
-
-    id: int
-    content: str
-    special: bool
-    normalized: bool
-    single_word: bool
-    lstrip: bool
-    rstrip: bool
 
 
 _kept = functools.lru_cache(maxsize=4)
@@ -306,22 +294,19 @@ class Tokenizer:
 
     @property
     @_kept
-    def added(self) -> tuple[AddedToken, ...]:
-        """The tokens that were added to the vocabulary, ordered by id."""
-        return tuple(
-            AddedToken(number, *(getattr(token, name) for name in AddedToken._fields[1:]))
-            for number, token in sorted(self.reference.get_added_tokens_decoder().items())
-        )
+    def added(self) -> dict[int, "tokenizers.AddedToken"]:
+        """Id -> token that was added to the vocabulary, with its rules, ordered by id."""
+        return dict(sorted(self.reference.get_added_tokens_decoder().items()))
 
     @property
     def controls(self) -> tuple[str, ...]:
         """Texts of all special tokens, the longest first."""
-        return tuple(sorted((token.content for token in self.added if token.special), key=len, reverse=True))
+        return tuple(sorted((token.content for token in self.added.values() if token.special), key=len, reverse=True))
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens."""
-        return frozenset(token.id for token in self.added if token.special)
+        return frozenset(number for number, token in self.added.items() if token.special)
 
     @property
     @_kept

@@ -21,7 +21,7 @@ from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
-from beam_prep.tokens.tokenizer import AddedToken, Tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
 
 PARSED = ("<think>", "</think>")
@@ -54,7 +54,7 @@ def load(name: str) -> Tokenizer:
 
 
 def typed(tokenizer: Tokenizer) -> list[str]:
-    texts = control_tokens(tokenizer.added)
+    texts = control_tokens(tokenizer.added.values())
     return [text for text in texts if text != "<unk>" and text not in PARSED][:40]
 
 
@@ -199,8 +199,8 @@ def test_parsed_tokens_are_found_by_rendering() -> None:
 
 
 def test_words_and_blanks_of_a_vocabulary_control_nothing() -> None:
-    def added(content: str, special: bool = False) -> AddedToken:
-        return AddedToken(0, content, special, False, False, False, False)
+    def added(content: str, special: bool = False) -> tokenizers.AddedToken:
+        return tokenizers.AddedToken(content, special=special)
 
     blanks = ["\n\n", "  ", "\u2581\u2581", ""]
     words = ["covid", "你好", "2026", "हिन्दी", "cafe\u0301", "snake_case", "COVID-19"]
