@@ -143,7 +143,6 @@ def by_hand(*columns: tuple[Column, list[int]]) -> str:
 
 
 SHIFTED = Column("labels", "int32", 1, "labels", "input_ids", shifted=True)
-AT_THE_FRONT = "── input_ids: 3 tokens, 2 trained (66.7%)\n0 ⟦5 6 ⟧\n── attention_mask: 0, 1, 1"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,6 @@ AT_THE_FRONT = "── input_ids: 3 tokens, 2 trained (66.7%)\n0 ⟦5 6 ⟧\n─
         (((IDS, [5, 6, 0, 0]), (LABELS, [-100, 6, -100, -100]), (ATTENTION, [1, 1, 0, 0])), "5 ⟦6 ⟧\n+ 2 x 0"),
         # No last token that is a label only.
         (((IDS, [5, 6, 7]), (SHIFTED, [6, -100, -100])), " · labels: shifted by one\n5 ⟦6 ⟧7 "),
-        (((IDS, [0, 5, 6]), (LABELS, [-100, 5, 6]), (ATTENTION, [0, 1, 1])), AT_THE_FRONT),
     ],
 )
 def test_what_is_odd_in_a_row_is_shown(columns: Any, words: str) -> None:

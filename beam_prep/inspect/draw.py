@@ -314,9 +314,9 @@ class _Tables:
             "parts": parts,
             "packed": row.packed,
         }
-        if row.pair is not None:
-            left, right, common = row.pair
-            found["pair"] = {"left": row.parts.index(left), "right": row.parts.index(right), "common": common}
+        trained_parts = [place for place, part in enumerate(parts) if any(value for value, _ in part.get("m", ()))]
+        if len(trained_parts) == 2 and not row.packed:
+            found["pair"] = trained_parts  # the sides of a preference pair: they are beside each other
         return found
 
     def _sequence(self, row: ShownRow, part: TokenSequence) -> dict[str, Any]:

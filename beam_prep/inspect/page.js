@@ -102,16 +102,16 @@
     }
   }
 
-  function sequence(part, start, stop, label) {
+  function sequence(part, label) {
     const box = element("div", {
-      class: part.m ? "text" : "text unknown", tabindex: "0", role: "group", "data-start": start,
+      class: part.m ? "text" : "text unknown", tabindex: "0", role: "group",
       "data-size": part.t.length, "aria-label": `${label}; arrow keys go from token to token`,
     });
-    fill(box, part, start, stop);
+    fill(box, part, 0, part.t.length);
     return box;
   }
 
-  function section(part, row, start) {
+  function section(part, row) {
     const box = element("section", { "aria-label": part.name || "text" });
     if (part.line !== undefined) {
       box.append(element("h3", null, part.line));
@@ -119,7 +119,7 @@
     }
     if (row.packed) box.classList.add("document");
     if (row.parts.length > 1 || row.packed) box.append(element("h3", null, part.caption));
-    box.append(sequence(part, start, part.t.length, part.caption));
+    box.append(sequence(part, part.caption));
     for (const [place, size] of part.padding || []) {
       box.append(element("div", { class: "padding" }, `+ ${count(size)} × ${tokens[place][1].trim()}`));
     }
@@ -138,20 +138,14 @@
     }
     box.append(element("div", { class: "meta" }, row.notes.join(" · ")));
     if (!row.pair) {
-      row.parts.forEach((part) => box.append(section(part, row, 0)));
+      row.parts.forEach((part) => box.append(section(part, row)));
       return box;
     }
-    const { left, right, common } = row.pair;
+    const [left, right] = row.pair;
     const others = row.parts.filter((_, place) => place !== left && place !== right);
-    others.filter((part) => part.t).forEach((part) => box.append(section(part, row, 0)));
-    if (common) {
-      const caption = `both begin with ${count(common)} tokens`;
-      box.append(element("section", { "aria-label": caption }, element("h3", null, caption),
-        sequence(row.parts[left], 0, common, caption)));
-    }
-    box.append(element("div", { class: "pair" },
-      section(row.parts[left], row, common), section(row.parts[right], row, common)));
-    others.filter((part) => !part.t).forEach((part) => box.append(section(part, row, 0)));
+    others.filter((part) => part.t).forEach((part) => box.append(section(part, row)));
+    box.append(element("div", { class: "pair" }, section(row.parts[left], row), section(row.parts[right], row)));
+    others.filter((part) => !part.t).forEach((part) => box.append(section(part, row)));
     return box;
   }
 
@@ -272,7 +266,7 @@
   }
   function describe(one) {
     const box = one.closest(".text"), run = one.closest(".run");
-    const place = Number(box.dataset.start) + Array.prototype.indexOf.call(box.querySelectorAll(".k"), one);
+    const place = Array.prototype.indexOf.call(box.querySelectorAll(".k"), one);
     const text = one.textContent === "" ? "part of the next character" : JSON.stringify(one.textContent);
     const words = [`token ${count(place + 1)} of ${count(Number(box.dataset.size))}`, `id ${one.dataset.i}`, text];
     if (!box.classList.contains("unknown")) words.push(run.classList.contains("trained") ? "trained" : "not trained");

@@ -21,7 +21,7 @@ from beam_prep.process import quiet_beam
 from beam_prep.readers.dataset import Dataset
 from beam_prep.reading.sources import place_at, place_in
 from beam_prep.shards.pack import STRATEGIES, cuts_rows
-from beam_prep.tokens.batch import is_role_column, is_role_of
+from beam_prep.tokens.batch import is_role_column
 from beam_prep.tokens.tokenizer import Tokenizer
 
 
@@ -95,11 +95,6 @@ def source_lines(dataset: Dataset, index: int) -> list[SourceLine]:
     files, offsets = (np.atleast_1d(row[names[role]]).tolist() for role in ("file", "offset"))
     lines, found = InputLines(inputs), []
     for file, offset in zip(files, offsets, strict=True):
-        if not 0 <= file < len(inputs) or offset < 0:
-            raise BeamPrepError(
-                f"{dataset.path} lists {len(inputs)} inputs; row {index} is of place {offset} in number {file}: "
-                "it is damaged"
-            )
         path = inputs[file]["path"]
         try:
             found.append(SourceLine(path, offset, lines.line(path, offset)))
@@ -196,17 +191,6 @@ class RowKind:
         for (is_trained, is_special), run in styles:
             yield Run(is_trained, is_special, [(token, piece.translate(VISIBLE)) for _, token, piece in run])
 
-    @functools.cached_property
-    def sides(self) -> list[str]:
-        """The columns of the sides of a preference pair; [] if rows are no pairs."""
-        ids, output = self.of_role("ids"), self.config.get("output", {})
-        if output.get("columns") == "prompt_completion":
-            names = [output.get("names", {}).get(name, name) for name in PROMPT_COMPLETION[:2]]
-            return [column.name for column in ids if column.name in names]
-        if len(ids) != 2 or any(column.depth != 1 for column in ids) or self.of_role("lengths", "attention"):
-            return []
-        return [column.name for column in ids]
-
     def trains(self, name: str) -> bool | None:
         """True if the config trains all tokens of an output without a mask, False if none; `name`: the written column.
 
@@ -267,14 +251,6 @@ class ShownRow:
         return self._lengths is not None
 
     @functools.cached_property
-    def pair(self) -> tuple[TokenSequence, TokenSequence, int] | None:
-        """The sides of a preference pair, and how many first tokens they share; None if the row is no pair."""
-        sides = [one for one in self.sequences if one.name in self.kind.sides]
-        if len(sides) != 2 or not all(one.trained is not None and one.trained.any() for one in sides):
-            return None
-        return sides[0], sides[1], _alike(sides[0], sides[1])
-
-    @functools.cached_property
     def header(self) -> list[str]:
         """Counts and notes on the entire row. A note on all sequences appears only here."""
         counts = [counts_of(self.sequences)] if self.sequences else []
@@ -302,14 +278,10 @@ class ShownRow:
         return next((np.asarray(self.row[column.name]) for column in self.kind.of_role("lengths")), None)
 
     @functools.cached_property
-    def _padding(self) -> int | None:
-        """How many tokens at the row's end are padding; None if it is not known, or padding is not only at the end."""
-        columns = self.kind.of_role("attention")
-        if not columns or self._lengths is not None:
-            return None
-        attention = np.asarray(self.row[columns[0].name])
-        real = int(np.count_nonzero(attention))
-        return len(attention) - real if (attention[:real] != 0).all() else None
+    def _padding(self) -> int:
+        """How many tokens at the row's end are padding. In packed rows it is not at the end."""
+        masks = () if self.packed else self.kind.of_role("attention")
+        return sum(int(np.count_nonzero(np.asarray(self.row[column.name]) == 0)) for column in masks)
 
     @functools.cached_property
     def _values(self) -> dict[str, list[str]]:
@@ -322,9 +294,9 @@ class ShownRow:
     def _is_shown_elsewhere(self, column: Column) -> bool:
         if column.role in ("mask", "labels"):
             return column.of is not None
-        if column.role == "attention":
-            return self._padding is not None
-        return column.role in ("lengths", "position") or column.name in self._values or is_role_column(column)
+        return (
+            column.role in ("lengths", "position", "attention") or column.name in self._values or is_role_column(column)
+        )
 
     def _layout_notes(self) -> Iterator[str]:
         if self._lengths is not None:
@@ -358,7 +330,7 @@ class ShownRow:
         self, column: Column, name: str, ids: Array, loss: Column | None, taken: Array, roles: Array | None
     ) -> TokenSequence:
         """The tokens to show for ids and their mask or labels (int [n] each), with the padding after the tokens."""
-        real = len(ids) - (self._padding or 0)
+        real = len(ids) - self._padding
         shown, trained, notes = ids[:real], None, []
         if loss is None:
             trains = self.kind.trains(column.name)
@@ -373,19 +345,14 @@ class ShownRow:
                 shown = np.append(shown, taken[:real][-1:][trained[-1:]])
                 notes += ["the last token is a label only"] if len(shown) > real else []
                 trained = np.append(False, trained)[: len(shown)]
-        if roles is not None:
-            last = [part[:real][-1:] for part in self._roles_of(column, labels=True)]
-            roles = np.concatenate([roles[:real], *last])[: len(shown)].astype(np.int64)
+        if roles is not None:  # a token that is a label only is of the message before it
+            roles = np.append(roles[:real], roles[:real][-1:])[: len(shown)].astype(np.int64)
         return TokenSequence(name, shown, trained, real, notes, repeats(ids[real:]), roles)
 
-    def _roles_of(self, column: Column, labels: bool = False) -> list[Any]:
-        """The roles of each list of a column of ids, or of its shifted labels; [] if they are not known."""
-        return [
-            part
-            for other in self.kind.schema
-            if is_role_of(other, column.name, labels)
-            for part in _lists(self.row[other.name])
-        ]
+    def _roles_of(self, column: Column) -> list[Any]:
+        """The roles of each list of a column of ids; [] if they are not known."""
+        found = (each for each in self.kind.schema if is_role_column(each) and each.of == column.name)
+        return [part for each in found for part in _lists(self.row[each.name])]
 
     def _documents(self, values: Array) -> list[Array]:
         assert self._lengths is not None
@@ -421,17 +388,6 @@ def counts_of(sequences: Sequence[TokenSequence]) -> str:
 
 def _lists(value: Array | Ragged) -> list[Any]:
     return list(value) if isinstance(value, Ragged) else [value]
-
-
-def _alike(one: TokenSequence, other: TokenSequence) -> int:
-    """How many first tokens both sides of a pair share, up to the last untrained one, so that no answer is cut."""
-    assert one.trained is not None
-    assert other.trained is not None
-    size = min(len(one.ids), len(other.ids))
-    same = (one.ids[:size] == other.ids[:size]) & (one.trained[:size] == other.trained[:size])
-    first = size if same.all() else int(np.argmin(same))
-    untrained = np.flatnonzero(~one.trained[:first])
-    return int(untrained[-1]) + 1 if len(untrained) else 0
 
 
 def _as_line(column: Column, value: Any) -> str:
