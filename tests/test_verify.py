@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -161,15 +160,6 @@ def test_files_that_a_trainers_glob_would_find_are_named(output: Path, told: Tol
         (output / name).write_bytes(b"old")
     (output / "near" / ".DS_Store").write_bytes(b"")
     assert told(output) == [f"{name}: found, though manifest.json does not list it: remove it" for name in names]
-
-
-def test_a_pipe_does_not_block(output: Path, told: Told) -> None:
-    (output / "features.json").unlink()
-    os.mkfifo(output / "features.json")
-    size = next(file["bytes"] for file in listed(manifest_of(output)) if file["path"] == "features.json")
-    assert told(output) == [
-        f"features.json: found a folder, a pipe or a device, manifest.json says a file of {size} bytes"
-    ]
 
 
 # Inputs
