@@ -56,7 +56,7 @@ def test_another_file_is_another_tokenizer_and_weights_are_none_of_it(folder: Pa
 
 def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask() == "1"
-    monkeypatch.setattr("beam_prep.tokens.resolver.version_of", lambda name: "0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
     assert ask() == "2"
 
 
