@@ -19,7 +19,6 @@ from beam_prep.config.pipeline_config import with_template
 from beam_prep.data.block import ALIVE, DROPPED, TEXT_LIMIT, AnyPath
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import metadata_value, placed
-from beam_prep.errors import ConfigError, TokenizerError
 from beam_prep.hints import VISIBLE, shortened
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
 from beam_prep.inspect.output import ROWS, RowSource, Selection, columns_line, show
@@ -31,7 +30,6 @@ from beam_prep.sample import Part, Sample, opened, sample_of, today
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.storage.stores import is_local
 from beam_prep.testing import records
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -244,9 +242,7 @@ def template(
     if html is not None:
         check_page(html)
     tokenizer, path = load_tokenizer(tokenizer_path), os.fspath(tokenizer_path)
-    cases = {
-        name: cases_of(source, tokenizer, name) for name, source in _sources(path, tokenizer, chat_template).items()
-    }
+    cases = {name: cases_of(source, tokenizer, name) for name, source in _sources(tokenizer, chat_template).items()}
     if as_json:
         found = [{"name": name, "conversations": [*map(_as_json, each)]} for name, each in cases.items()]
         print(json.dumps({"tokenizer": path, "templates": found}, ensure_ascii=False))
@@ -290,18 +286,11 @@ def _result(case: Case) -> str:
     return f"{sequence.trained.sum()} of {sequence.stored} trained{lost}"
 
 
-def _sources(path: str, tokenizer: Tokenizer, given: str | None) -> Mapping[str, str | None]:
+def _sources(tokenizer: Tokenizer, given: str | None) -> Mapping[str, str | None]:
     """Name ("" for the tokenizer's only template) -> template, as a value of `input.chat_template`."""
     named = tokenizer.chat_templates
     if given is not None:
-        if given not in named and "{" not in given and is_local(given) and not os.path.isfile(given):
-            raise ConfigError(
-                f"--chat_template {given}: no such file, and the tokenizer's templates are named "
-                f"{', '.join(named) or 'nothing'}: type the path of a file, or leave the option out"
-            )
         return {os.path.basename(given): named.get(given, given)}
-    if not named and tokenizer.chat_template is None:
-        raise TokenizerError(f"{path} has no chat template; give one: --chat_template FILE.jinja")
     return named or {"": None}
 
 

@@ -282,7 +282,7 @@ def test_a_name_in_a_warning_does_not_control_the_terminal(capsys: Capture) -> N
 def test_a_template_that_is_not_there_names_what_is(capsys: Capture) -> None:
     assert started("template", TOKENIZER, "--chat_template", "nope") == 2
     said = capsys.readouterr().err
-    assert "--chat_template nope: no such file, and the tokenizer's templates are named nothing: type the path" in said
+    assert "found 'nope', which is no template; this tokenizer's are named nothing" in said
 
 
 def test_all_splits_are_shown_by_their_name(capsys: Capture) -> None:
