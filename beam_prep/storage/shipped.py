@@ -95,7 +95,7 @@ class TokenizerFolder:
     def __str__(self) -> str:
         return self.path
 
-    def fetch(self) -> dict[str, bytes]:
+    def __call__(self) -> dict[str, bytes]:
         """The files.
 
         Raises:

@@ -75,18 +75,9 @@ class Encoder(Protocol):
         ...
 
 
-class TokenizerSource(Protocol):
-    """A place from which processes on other machines get a resolved tokenizer's files. Picklable."""
-
-    def __hash__(self) -> int: ...
-
-    def fetch(self) -> dict[str, bytes]:
-        """The files, by name.
-
-        Raises:
-            TokenizerError: the files cannot be read; the message says where they should be.
-        """
-        ...
+TokenizerSource = Callable[[], dict[str, bytes]]
+"""Gives processes on other machines a resolved tokenizer's files by name. Picklable and hashable; as a text, the place.
+Raises TokenizerError if they cannot be read, with the place where they should be."""
 
 
 _kept = functools.lru_cache(maxsize=4)
@@ -118,7 +109,7 @@ def _fetched(digest: str, source: TokenizerSource) -> str:
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
     def fetch() -> dict[str, bytes]:
-        contents = source.fetch()
+        contents = source()
         if resolver.digest_of(contents) != digest:
             raise TokenizerError(f"the tokenizer in {source} is not the launcher's: launch again")
         return contents
@@ -156,13 +147,12 @@ class Tokenizer:
         """Its files by name.
 
         Raises:
-            TokenizerError: they cannot be read.
+            TokenizerError: they are gone.
         """
-        folder = self.folder
-        try:
-            return resolver.read(Path(folder))
-        except OSError as error:
-            raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
+        found = resolver.read(Path(self.folder))
+        if not found:
+            raise TokenizerError(f"the tokenizer in {self.folder} is gone: run again")
+        return found
 
     def from_source(self, source: TokenizerSource) -> "Tokenizer":
         """This tokenizer for processes on other machines, which get its files from the source."""
