@@ -132,9 +132,10 @@ class Forms:
             return None if takes_parts else False
         return True if takes_parts else None
 
-    def _shown_call(self, arguments: Any, **content: str) -> str:
+    def _shown_call(self, arguments: Any, behind: Sequence[Message] = (), **content: str) -> str:
         bare: Message = {"role": "assistant", **content, "tool_calls": [call("find", arguments)]}
-        return self._shown([self._with_content(message) for message in ({"role": "user", "content": "sentinel"}, bare)])
+        asked = [{"role": "user", "content": "sentinel"}, bare, *behind]
+        return self._shown([self._with_content(message) for message in asked])
 
     def _takes_objects(self) -> bool | None:
         as_object, as_string = (self._shown_call(value, content="") for value in (_VALUE, json.dumps(_VALUE)))
@@ -144,7 +145,11 @@ class Forms:
 
     def _needs_content(self) -> bool:
         value: Any = json.dumps(_VALUE) if self.objects is False else _VALUE
-        return not self._shown_call(value) and "sentinelvalue" in self._shown_call(value, content="")
+        result = {"role": "tool", "name": "find", "tool_call_id": "call00001", "content": "sentinel"}
+        return any(
+            not self._shown_call(value, behind) and "sentinelvalue" in self._shown_call(value, behind, content="")
+            for behind in ((), (result, {"role": "assistant", "content": "sentinel"}))  # QwQ reads it before an answer
+        )
 
     def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
         """(the messages in the forms that the template takes, name -> number of changed arguments and ids).

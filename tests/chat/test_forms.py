@@ -55,6 +55,13 @@ def test_calls_without_a_content_are_written_as_with_an_empty_one(source: str) -
     assert prepared(source, called({}))[0].endswith("assistant\ngo {}<|im_end|>\n")
 
 
+def test_a_template_that_reads_the_content_of_a_call_only_before_an_answer_gets_an_empty_one() -> None:
+    """As QwQ's."""
+    source = TAKES["objects, as JSON"].replace("m.content or ''", "m.content if loop.last else m.content.strip()")
+    chats = ([*called({}, content), say("tool", "9"), say("assistant", "Far.")] for content in (None, ""))
+    assert len({prepared(source, chat)[0] for chat in chats}) == 1
+
+
 @pytest.mark.parametrize(
     ("takes", "given", "form", "written", "changed"),
     [
