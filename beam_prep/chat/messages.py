@@ -89,7 +89,8 @@ class Forms:
         tool_arguments: `auto`, or the form that all arguments get.
 
     Attributes:
-        parts: role -> True: contents must be lists of parts; False: they must be strings; None: unchanged.
+        parts: role -> True: contents must be lists of parts; False: they must be strings; None: unchanged. Any other
+            role has the form of `user`.
         objects: True: arguments of calls must be objects; False: strings; None: unchanged.
         fills: True: calls must have a content, which OpenAI's API leaves null.
     """
@@ -253,7 +254,7 @@ class Forms:
         return calls, new or not shows([user, new_call if calls else old, result], "sentinelresult"), ids
 
     def _with_content(self, message: Message) -> Message:
-        content, wanted = message.get("content"), self.parts.get(message["role"])
+        content, wanted = message.get("content"), self.parts.get(message["role"], self.parts["user"])
         if wanted is True and isinstance(content, str):
             return {**message, "content": [{"type": "text", "text": content}]}
         if wanted is False and isinstance(content, list):

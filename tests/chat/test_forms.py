@@ -131,7 +131,7 @@ EITHER = CHATML.replace(
     ],
 )
 def test_contents_are_given_as_the_template_takes_them(source: str, content: Any, written: str) -> None:
-    for role in ("user", "assistant", "system", "tool"):
+    for role in ("user", "assistant", "system", "tool", "developer", "tool-response"):
         text, counted = prepared(source, [say("user", "Q"), say(role, content)])
         assert text.endswith(f"<|im_start|>{role}\n{written}<|im_end|>\n")
         assert counted == {}
