@@ -99,16 +99,21 @@ class Forms:
         self._shown = shown
         self.parts: dict[str, bool | None] = {}
         self.objects: bool | None = None
-        for role in ("system", "user", "assistant", "tool"):
+        for role in ("system", "user", "assistant"):
             self.parts[role] = self._takes_parts(role)
         if tool_arguments == "auto":
             self.objects = self._takes_objects()
         elif tool_arguments != "as_is":
             self.objects = tool_arguments == "object"
+        self.parts["tool"] = self._takes_parts("tool")
         self.fills = self._needs_content()
         self._plain = True not in self.parts.values()
         self._any = self.fills or self.objects is not None or any(form is not None for form in self.parts.values())
         self._takes_calls, self._takes_results, self._ids = self._legacy_forms()
+
+    @property
+    def _arguments(self) -> Any:
+        return json.dumps(_VALUE) if self.objects is False else _VALUE
 
     def _takes_parts(self, role: str) -> bool | None:
         def probed(as_parts: bool) -> str:
@@ -123,7 +128,7 @@ class Forms:
                 "system": [says("system"), says("user")],
                 "user": [says("user")],
                 "assistant": [says("user"), says("assistant")],
-                "tool": [says("user"), {**says("assistant"), "tool_calls": [call("find", {})]}, result],
+                "tool": [says("user"), {**says("assistant"), "tool_calls": [call("find", self._arguments)]}, result],
             }
             return self._shown(messages[role])
 
@@ -145,10 +150,9 @@ class Forms:
         return None if objects == strings else objects
 
     def _needs_content(self) -> bool:
-        value: Any = json.dumps(_VALUE) if self.objects is False else _VALUE
-        result = {"role": "tool", "name": "find", "tool_call_id": "call00001", "content": "sentinel"}
+        given, result = self._arguments, {"role": "tool", "name": "find", "tool_call_id": "call00001", "content": "r"}
         return any(
-            not self._shown_call(value, behind) and "sentinelvalue" in self._shown_call(value, behind, content="")
+            not self._shown_call(given, behind) and "sentinelvalue" in self._shown_call(given, behind, content="")
             for behind in ((), (result, {"role": "assistant", "content": "sentinel"}))  # QwQ reads it before an answer
         )
 
@@ -227,10 +231,9 @@ class Forms:
             shown = self._shown([self._with_content(message) for message in asked])
             return all(word in shown for word in wanted)
 
-        value: Any = json.dumps(_VALUE) if self.objects is False else _VALUE
         user: Message = {"role": "user", "content": "sentinel"}
         calling: Message = {"role": "assistant", "content": ""}
-        function = {"name": "sentinelname", "arguments": value}
+        function = {"name": "sentinelname", "arguments": self._arguments}
         old = {**calling, "function_call": {**function, "arguments": json.dumps(_VALUE)}}
         words = ("sentinelname", "sentinelvalue")
 

@@ -137,6 +137,13 @@ def test_contents_are_given_as_the_template_takes_them(source: str, content: Any
         assert counted == {}
 
 
+def test_results_are_given_as_a_template_takes_them_that_takes_arguments_as_strings() -> None:
+    """As functionary's, which joins texts."""
+    source = TAKES["strings"].replace("m.content or ''", "'' ~ (m.content + '')")
+    result = say("tool", [{"type": "text", "text": "9"}])
+    assert "<|im_start|>tool\n9<|im_end|>" in prepared(source, [*called({}), result])[0]
+
+
 def test_nulls_of_lines_are_kept() -> None:
     """Those of tables are left out: tests/reading/test_table_rows.py."""
     template = "{{ tools | tojson }}" + TAKES["objects, as JSON"]
