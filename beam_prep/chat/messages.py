@@ -89,8 +89,8 @@ class Forms:
         tool_arguments: `auto`, or the form that all arguments get.
 
     Attributes:
-        parts: role -> True: contents must be lists of parts; False: they must be strings; None: unchanged. Any other
-            role has the form of `user`.
+        parts: role, or `calls` -> True: contents must be lists of parts; False: they must be strings; None: unchanged.
+            Any other role has the form of `user`.
         objects: True: arguments of calls must be objects; False: strings; None: unchanged.
         fills: True: calls must have a content, which OpenAI's API leaves null.
     """
@@ -101,11 +101,13 @@ class Forms:
         self.objects: bool | None = None
         for role in ("system", "user", "assistant"):
             self.parts[role] = self._takes_parts(role)
+        self.parts["calls"] = self.parts["assistant"]
         if tool_arguments == "auto":
             self.objects = self._takes_objects()
         elif tool_arguments != "as_is":
             self.objects = tool_arguments == "object"
-        self.parts["tool"] = self._takes_parts("tool")
+        for role in ("calls", "tool"):
+            self.parts[role] = self._takes_parts(role)
         self.fills = self._needs_content()
         self._plain = True not in self.parts.values()
         self._any = self.fills or self.objects is not None or any(form is not None for form in self.parts.values())
@@ -119,16 +121,18 @@ class Forms:
         def probed(as_parts: bool) -> str:
             def says(speaker: str) -> Message:
                 content: Any = f"sentinel{speaker}"
-                if self.parts.get(speaker) or (speaker == role and as_parts):
+                if as_parts if speaker == role else self.parts.get(speaker):
                     content = [{"type": "text", "text": content}]
                 return {"role": speaker, "content": content}
 
+            calls = {**says("calls"), "role": "assistant", "tool_calls": [call("find", self._arguments)]}
             result = {**says("tool"), "name": "find", "tool_call_id": "call00001"}
             messages = {
                 "system": [says("system"), says("user")],
                 "user": [says("user")],
                 "assistant": [says("user"), says("assistant")],
-                "tool": [says("user"), {**says("assistant"), "tool_calls": [call("find", self._arguments)]}, result],
+                "calls": [says("user"), calls],
+                "tool": [says("user"), calls, result],
             }
             return self._shown(messages[role])
 
@@ -136,7 +140,7 @@ class Forms:
         takes_parts = f"sentinel{role}" in as_parts and "'type'" not in as_parts and '"type"' not in as_parts
         if f"sentinel{role}" in as_text:
             return None if takes_parts else False
-        return True if takes_parts else None
+        return True if takes_parts else self.parts.get(role)
 
     def _shown_call(self, arguments: Any, behind: Sequence[Message] = (), **content: str) -> str:
         bare: Message = {"role": "assistant", **content, "tool_calls": [call("find", arguments)]}
@@ -257,7 +261,8 @@ class Forms:
         return calls, new or not shows([user, new_call if calls else old, result], "sentinelresult"), ids
 
     def _with_content(self, message: Message) -> Message:
-        content, wanted = message.get("content"), self.parts.get(message["role"], self.parts["user"])
+        role = "calls" if message.get("tool_calls") else message["role"]
+        content, wanted = message.get("content"), self.parts.get(role, self.parts["user"])
         if wanted is True and isinstance(content, str):
             return {**message, "content": [{"type": "text", "text": content}]}
         if wanted is False and isinstance(content, list):

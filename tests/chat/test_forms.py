@@ -144,6 +144,16 @@ def test_results_are_given_as_a_template_takes_them_that_takes_arguments_as_stri
     assert "<|im_start|>tool\n9<|im_end|>" in prepared(source, [*called({}), result])[0]
 
 
+def test_a_content_beside_calls_is_given_as_the_template_takes_it_there() -> None:
+    """Kimi-K2's takes lists of parts elsewhere."""
+    beside = "{% if m.tool_calls %}{{ m.content ~ m.tool_calls[0].function.name }} {}{% elif m.content is string %}"
+    source = EITHER.replace("{% if m.content is string %}", beside)
+    calls = called({}, "Off.")
+    parts = [ASKED, {**calls[1], "content": [{"type": "text", "text": "Off."}]}]
+    assert prepared(source, parts)[0] == prepared(source, calls)[0]
+    assert "Off.go" in prepared(source, calls)[0]
+
+
 def test_nulls_of_lines_are_kept() -> None:
     """Those of tables are left out: tests/reading/test_table_rows.py."""
     template = "{{ tools | tojson }}" + TAKES["objects, as JSON"]
