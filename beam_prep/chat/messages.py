@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS
 from beam_prep.chat.trace import Trace
 from beam_prep.data.block import Reject
+from beam_prep.reading.records import parse_json
 
 Message = dict[str, Any]
 ToolArguments = Literal["auto", "object", "string", "as_is"]
@@ -285,14 +286,15 @@ class Forms:
 
 def _object(arguments: str, where: str) -> dict[str, Any]:
     """Arguments of a call, parsed from a string. An empty string is {}."""
+    found, why = None, ""
     try:
-        found = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
-        found = None
+        found = parse_json(arguments.encode(errors="surrogatepass"), float) if arguments.strip() else {}
+    except Reject as reject:
+        why = f" ({reject.message})"
     if not isinstance(found, dict):
         message = (
-            f"the arguments of '{where}' are the string {arguments[:60]!r}, wanted a JSON object, because this chat "
-            'template takes objects ("tool_arguments": "as_is" in "input" leaves them unchanged)'
+            f"the arguments of '{where}' are the string {arguments[:60]!r}{why}, wanted a JSON object, because this "
+            'chat template takes objects ("tool_arguments": "as_is" in "input" leaves them unchanged)'
         )
         raise Reject("bad_arguments", message)
     return found
