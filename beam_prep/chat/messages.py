@@ -100,7 +100,7 @@ class Forms:
         self._shown = shown
         self.parts: dict[str, bool | None] = {}
         self.objects: bool | None = None
-        for role in ("system", "user", "assistant"):
+        for role in ("system", "developer", "user", "assistant"):
             self.parts[role] = self._takes_parts(role)
         self.parts["calls"] = self.parts["assistant"]
         if tool_arguments == "auto":
@@ -129,13 +129,12 @@ class Forms:
             calls = {**says("calls"), "role": "assistant", "tool_calls": [call("find", self._arguments)]}
             result = {**says("tool"), "name": "find", "tool_call_id": "call00001"}
             messages = {
-                "system": [says("system"), says("user")],
                 "user": [says("user")],
                 "assistant": [says("user"), says("assistant")],
                 "calls": [says("user"), calls],
                 "tool": [says("user"), calls, result],
             }
-            return self._shown(messages[role])
+            return self._shown(messages.get(role, [says(role), says("user")]))
 
         as_text, as_parts = probed(False), probed(True)
         takes_parts = f"sentinel{role}" in as_parts and "'type'" not in as_parts and '"type"' not in as_parts

@@ -150,6 +150,13 @@ def test_results_are_given_as_a_template_takes_them_that_takes_arguments_as_stri
     assert "<|im_start|>tool\n9<|im_end|>" in prepared(source, [*called({}), result])[0]
 
 
+def test_a_content_of_a_developer_is_given_as_the_template_takes_it_there() -> None:
+    """As Gemma 4's, which takes lists of parts elsewhere."""
+    source = EITHER.replace("if m.content is string", "if m.role == 'developer' or m.content is string")
+    developer = say("developer", [{"type": "text", "text": "Be kind."}])
+    assert "developer\nBe kind.<" in prepared(source, [developer, ASKED, say("assistant", "Far.")])[0]
+
+
 def test_a_content_beside_calls_is_given_as_the_template_takes_it_there() -> None:
     """Kimi-K2's takes lists of parts elsewhere."""
     beside = "{% if m.tool_calls %}{{ m.content ~ m.tool_calls[0].function.name }} {}{% elif m.content is string %}"
