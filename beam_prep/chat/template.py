@@ -183,7 +183,10 @@ class ChatTemplate:
         self._replay = Replay(tree, self.tokens, self.with_variables, self.facts)
 
     def _shown(self, messages: list[Message]) -> str:
-        return self.with_variables({}).written([for_template(message) for message in messages], False) or ""
+        made = [for_template(message) for message in messages]
+        # Some templates need tools (Hermes 2 Pro's `tool_use`).
+        texts = (self.with_variables(each).written(made, False) for each in ({}, {"tools": []}))
+        return next(filter(None, texts), "")
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
         """A renderer with these variables."""

@@ -157,6 +157,16 @@ def test_a_content_of_a_developer_is_given_as_the_template_takes_it_there() -> N
     assert "developer\nBe kind.<" in prepared(source, [developer, ASKED, say("assistant", "Far.")])[0]
 
 
+def test_forms_of_a_template_that_needs_tools_are_found() -> None:
+    """As of Hermes 2 Pro's `tool_use`."""
+    source = "{% for t in tools %}{{ t.name }}{% endfor %}" + TAKES["objects, as JSON"]
+    source = source.replace("m.content or ''", "(m.content or '') ~ ''")
+    result = say("tool", [{"type": "text", "text": "9"}])
+    text, _ = prepared(source, [*called('{"to": "Gent"}'), result], tools=[{"name": "go"}])
+    assert AS_JSON in text
+    assert "tool\n9<" in text
+
+
 def test_a_content_beside_calls_is_given_as_the_template_takes_it_there() -> None:
     """Kimi-K2's takes lists of parts elsewhere."""
     beside = "{% if m.tool_calls %}{{ m.content ~ m.tool_calls[0].function.name }} {}{% elif m.content is string %}"
