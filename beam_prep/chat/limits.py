@@ -74,14 +74,14 @@ def expect_growth(name: str, *given: Any) -> None:
     Raises:
         TemplateLimit: the result could be too large.
     """
-    if name in ("**", "round"):
-        expect(max([abs(each) for each in given[1:] if isinstance(each, int)], default=0), MAX_BITS)
-        return
     numbers = [abs(each) for each in given if isinstance(each, int)]
+    if name in ("**", "round"):
+        expect(max(numbers, default=0), MAX_BITS)
+        return
     values = [each for each in given if isinstance(each, str | list | tuple | dict)]
     sizes = [*map(len, values)]
     if name in ("%", "format"):
-        times = [int(each) for each in _NUMBER.findall("".join(values[:1]))]
+        times = [*map(int, _NUMBER.findall(str(values[0])))]
     elif name == "replace":
         times = sizes[2:]
     else:
