@@ -92,7 +92,11 @@ BOMBS = {
     "~ doubled": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
     "replace doubled": "{% set n = namespace(x='a') %}{% for i in range(60) %}"
     "{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}{{ n.x }}",
+    "nested lists as JSON": "{% set n = namespace(x=1) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "{{ n.x | tojson }}",
     "endless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "texts that are kept": "{% set n = namespace(l=[]) %}{% for i in range(99999) %}"
+    "{% set n.l = n.l + ['x' * 100000] %}{% endfor %}",
     "indent(10**9)": "{{ 'a' | indent(10**9, true) }}",
     "batch(10**9, 'x')": "{{ 'a' | batch(10**9, 'x') | list }}",
     "truncate(2)": "{{ 'abcdef' | truncate(2) }}",

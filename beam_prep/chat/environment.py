@@ -99,6 +99,7 @@ def written(value: Any) -> str:
     """`str` for templates."""
     if type(value) is Text or type(value) is str:
         return value
+    limits.weigh(value)
     text = str(value)
     return text if type(text) is Text else origins.derived(text, (value,))
 
@@ -127,6 +128,7 @@ class _Namespace(jinja2.utils.Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         _Namespace._check(name)
+        limits.weigh(value)  # a nested list may double in each round
         jinja2.utils.Namespace.__setitem__(self, name, value)
 
     @staticmethod
@@ -159,6 +161,8 @@ def _tojson(
 ) -> str:
     raw = x._raw if isinstance(x, Node | Nodes) else x
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
+        if raw is x:
+            limits.weigh(x)
         made = json_of(raw)
     else:
         limits.expect_growth("tojson", raw, indent, separators)
@@ -263,6 +267,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(obj, jinja2.runtime.Macro | jinja2.runtime.LoopContext):
             limits.count_round()
+            for value in args:
+                limits.weigh(value)
             return super().call(context, obj, *args, **kwargs)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):

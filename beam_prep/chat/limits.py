@@ -11,18 +11,25 @@ import jinja2
 
 MAX_CHARACTERS = 1 << 24
 """Most characters of a rendering and of a value in it; most items of a list."""
+MAX_MADE = 1 << 28
+"""Most characters and items of all large values together that a rendering makes."""
 MAX_ROUNDS = 1 << 20
 """Most rounds of loops and calls of macros in a rendering."""
 _MAX_GROWTH = 1 << 26
 """Most that `expect_growth` lets pass: its estimates are larger than the results."""
 MAX_BITS = 4096
 """Most bits of a whole number."""
+_LARGE = 1 << 10
+_ITEM = 16
+"""Characters that an item of a list counts as: see `weigh`."""
 
 GROWING = frozenset("batch slice center wordwrap format indent replace round ljust rjust zfill".split())
 """Filters, and methods of texts, whose result may be much larger than their input."""
 REFUSED = frozenset(("encode", "expandtabs", "translate"))
 """Methods of texts that templates may not call: no template needs them."""
 _NUMBER = re.compile("[0-9]+")
+_FROM_ARGUMENTS = re.compile(r"\*|\{[^{}]+\{")
+"""A format width that is an argument: `%*d`, `{:{}}`."""
 
 T = TypeVar("T")
 
@@ -32,8 +39,9 @@ class TemplateLimit(jinja2.TemplateError):
 
 
 class _Spent(threading.local):
-    """What this thread's current rendering has taken so far."""
+    """What this thread's current rendering has made so far."""
 
+    made = 0
     rounds = 0
 
 
@@ -42,12 +50,20 @@ _SPENT = _Spent()
 
 def begin() -> None:
     """Begins a rendering."""
-    _SPENT.rounds = 0
+    _SPENT.made = _SPENT.rounds = 0
 
 
 def bounded(value: T) -> T:
-    """The text or list, if it is not too large. For errors see `expect`."""
-    expect(len(value))  # type: ignore[arg-type]
+    """Counts the size of a text or list, and returns the value.
+
+    Raises:
+        TemplateLimit: this value, or all values together, are too large.
+    """
+    size = len(value)  # type: ignore[arg-type]
+    if size > _LARGE:
+        expect(size)
+        _SPENT.made += size
+        expect(_SPENT.made, MAX_MADE)
     return value
 
 
@@ -68,22 +84,50 @@ def count_round() -> None:
         raise TemplateLimit(f"it takes more than {MAX_ROUNDS} rounds of loops and calls of macros")
 
 
+def weigh(value: Any) -> int:
+    """The characters of a text, or of the text of a list or an object; 1 for other values.
+
+    Raises:
+        TemplateLimit: the value is too large: a list may hold another list many times.
+    """
+    if isinstance(value, str):
+        return str.__len__(value)  # not `len`: `replay` may watch the methods of a text
+    if not isinstance(value, list | tuple | dict):
+        return 1
+    size, inside = 0, [value]
+    while inside:
+        item = inside.pop()
+        _SPENT.made += _ITEM  # a list that grows by a level in each round is weighed in each round
+        if isinstance(item, dict):
+            item = [*dict.keys(item), *dict.values(item)]
+        if isinstance(item, list | tuple):
+            inside += item
+        size += _ITEM + len(item) if isinstance(item, str) else _ITEM
+        expect(size)
+    expect(_SPENT.made, MAX_MADE)
+    return size
+
+
 def expect_growth(name: str, *given: Any) -> None:
     """Estimates the result of a method, filter or operator from its arguments, before it runs.
 
     Raises:
         TemplateLimit: the result could be too large.
     """
-    numbers = [abs(each) for each in given if isinstance(each, int)]
     if name in ("**", "round"):
-        expect(max(numbers, default=0), MAX_BITS)
+        expect(max([abs(each) for each in given[1:] if isinstance(each, int)], default=0), MAX_BITS)
         return
-    values = [each for each in given if isinstance(each, str | list | tuple | dict)]
-    sizes = [*map(len, values)]
+    subject: Any = next((each for each in given if isinstance(each, str | list | tuple | dict)), "")
+    others = [each for each in given if each is not subject]
+    sizes = [each if isinstance(each, int) else weigh(each) for each in others]
     if name in ("%", "format"):
-        times = [*map(int, _NUMBER.findall(str(values[0])))]
+        if not _FROM_ARGUMENTS.search(subject):
+            sizes = [weigh(each) for each in others]
+        sizes += map(int, _NUMBER.findall(subject))
+        times = str.count(subject, "%") + str.count(subject, "{")
     elif name == "replace":
-        times = sizes[2:]
+        texts = [each for each in others if isinstance(each, str)]
+        times = sum(str.count(subject, each) for each in texts[:1])
     else:
-        times = numbers + sizes[1:]
-    expect((1 + sum(sizes)) * max(times, default=1), _MAX_GROWTH)
+        times = 1 + weigh(subject)
+    expect(weigh(subject) + times * max(sizes, default=0), _MAX_GROWTH)

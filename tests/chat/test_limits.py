@@ -25,6 +25,7 @@ def rounds(step: str, first: str = "'a'") -> str:
 BOMBS = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "percent width": "{{ '%3000000000s' % 'a' }}",
+    "percent star": "{{ '%*d' % (3000000000, 1) }}",
     "times": "{{ 'a' * 10**10 }}",
     "list times": "{{ [0] * 10**9 }}",
     "long number": "{{ (10**5000) | string }}",
@@ -47,8 +48,11 @@ BOMBS = {
     "doubled by +": rounds("n.x + n.x"),
     "doubled list": rounds("n.x + n.x", "['a']"),
     "doubled by json": rounds("(n.x | tojson) | tojson | tojson | tojson"),
+    "nested lists as json": rounds("[n.x, n.x]") + "{{ n.x | tojson }}",
     "written again and again": "{% set x = 'y' * 10000000 %}{{ x }}{{ x }}{{ x }}",
     "captured": "{% set x %}{% for i in range(9999) %}{{ 'y' * 9999 }}{% endfor %}{% endset %}{{ x | length }}",
+    "kept texts": "{% set n = namespace(l=[]) %}{% for i in range(99999) %}"
+    "{% set n.l = n.l + ['x' * 99999] %}{% endfor %}",
 }
 ENDLESS = {
     "macro": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
