@@ -250,7 +250,8 @@ class Draft:
     def reasons(self) -> Iterator[tuple[str, str]]:
         """(place in the config, the reason that the data give; else what the setting does), in order."""
         for name, part in self.config.items():
-            does: Any = {} if name == "mask" else meanings(PipelineConfig.model_fields[name].annotation)
+            part_of: Any = PipelineConfig.model_fields[name].annotation
+            does = {} if name == "mask" else meanings(part_of)
             for place in [name] if name == "mask" else [f"{name}.{each}" for each in part]:
                 yield place, self.why.get(place) or plain(does[place.removeprefix(f"{name}.")])
 

@@ -185,7 +185,8 @@ class ChatTemplate:
     def _shown(self, messages: list[Message]) -> str:
         made = [for_template(message) for message in messages]
         # Some templates need tools (Hermes 2 Pro's `tool_use`).
-        texts = (self.with_variables(each).written(made, False) for each in ({}, {"tools": []}))
+        given: list[dict[str, Any]] = [{}, {"tools": []}]
+        texts = (self.with_variables(variables).written(made, False) for variables in given)
         return next(filter(None, texts), "")
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:

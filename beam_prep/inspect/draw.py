@@ -304,7 +304,9 @@ class _Tables:
 
     def row(self, row: ShownRow) -> dict[str, Any]:
         tokens, trained = totals_of(row.sequences)
-        parts = [{"line": part} if isinstance(part, str) else self._sequence(row, part) for part in row.parts]
+        parts: list[dict[str, Any]] = [
+            {"line": part} if isinstance(part, str) else self._sequence(row, part) for part in row.parts
+        ]
         found = {
             "title": " · ".join(row.title),
             "domain": row.domain,

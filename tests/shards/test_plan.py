@@ -14,6 +14,7 @@ from hypothesis import example, given
 from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
+from beam_prep.reading.records import REJECTS_SHOWN
 from beam_prep.shards import plan as plan_module
 from beam_prep.shards.plan import Plan, make_plan
 from beam_prep.shards.receipts import BlockReceipt, Receipts, RowIndexes, histogram, pack_receipts, placed
@@ -137,7 +138,7 @@ def test_the_plan_is_what_a_sequential_program_does(
     assert {len(file) for file in rejects[:-1]} <= {rejects_per_file}
     assert [place for file in rejects for place in file] == [where for _, where in wanted.rejects]
     for kind, records, most in (
-        ("rejected", wanted.shown, plan_module.REJECTS_SHOWN),
+        ("rejected", wanted.shown, REJECTS_SHOWN),
         ("dropped", wanted.drops, DROPS),
     ):
         first = [
