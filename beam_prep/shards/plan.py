@@ -226,7 +226,7 @@ def make_plan(
         made=dict(sorted(receipts.counts("made").items())),
         roles=_roles(seen),
         shown=_shown(seen, row_indexes, ledger),
-        lengths=(seen.lengths("length"), seen.lengths("uncut")),
+        lengths=seen.lengths,
         drawn=_drawn(seen, splits),
         splits=() if splits is None else splits.names,
         of_files=_of_files(seen, len(receipts.file) and int(receipts.file[-1]) + 1),

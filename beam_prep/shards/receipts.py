@@ -37,6 +37,8 @@ STATISTICS = pa.schema(
         ("domains", pa.list_(pa.struct([("domain", _NAME), ("rows", pa.int64()), ("tokens", pa.int64())]))),
         ("counts", pa.list_(pa.struct([("what", _NAME), ("count", pa.int64())]))),
         ("columns", _NAME),
+        ("kept", pa.list_(pa.uint32())),
+        ("uncut", pa.list_(pa.uint32())),
         ("name", pa.string()),
         ("reused", pa.bool_()),
         ("file", pa.int32()),
@@ -50,13 +52,14 @@ STATISTICS = pa.schema(
         ("copies", _PATH),
     ]
 )
-"""The columns up to `columns` are kept with a block: a function of its content and the config, without paths and times.
+"""The columns up to `uncut` are kept with a block: a function of its content and the config, without paths and times.
 
 * `lines`: number of lines of the block, with blank ones.
 * `domains`: in order of first appearance.
 * `counts`: see `BlockReceipt.counts`. Its `made` describes the run that made the block: no byte of an output depends on
   it.
 * `columns`: the columns of each row, see `BlockReceipt.columns`.
+* `kept`, `uncut`: histograms of the lengths of kept rows, see `Batch.lengths`; after and before truncation.
 
 Each run adds the other columns (`shards.receipts.placed`); they are null before.
 
@@ -107,8 +110,7 @@ class BlockReceipt:
 
     def counts(self, kind: str) -> dict[str, int]:
         """The counts of a kind: `blank`, `dropped` and `rejected` by reason; `counter` of kept rows (`truncated_rows`,
-        `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role; kept rows by the
-        class of their length (see `Batch.lengths`), `length` after and `uncut` before truncation."""
+        `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role."""
         found = ((*count_of(each["what"]), each["count"]) for each in self["counts"])
         return {what: count for of, what, count in found if of == kind}
 
@@ -157,8 +159,11 @@ def histogram(lengths: Array) -> Histogram:
     return tuple(np.bincount(np.searchsorted(BORDERS, lengths, side="right") - 1).tolist())
 
 
-def _by_class(lengths: Array) -> dict[str, int]:
-    return {str(size): count for size, count in enumerate(histogram(lengths))}
+def _sums(rows: pa.ListArray) -> Array:
+    """int64 [classes]: the sum of histograms."""
+    borders = rows.offsets.to_numpy() - rows.offsets[0].as_py()
+    classes = np.arange(borders[-1]) - np.repeat(borders[:-1], np.diff(borders))
+    return np.bincount(classes, rows.flatten().to_numpy(), len(BORDERS)).astype(np.int64)
 
 
 def quantile(found: Sequence[int], share: float) -> int:
@@ -216,11 +221,15 @@ def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
     return blob
 
 
+_HISTOGRAMS = ["kept", "uncut"]
+
+
 class Receipts:
     """The block statistics of a job, in input order.
 
     Args:
-        table: rows of `STATISTICS`.
+        table: rows of `STATISTICS`, with or without the histograms.
+        lengths: int64 [2, classes]: the sums of the histograms `kept` and `uncut`.
 
     Attributes:
         names: Arrow strings [blocks], files in the token cache.
@@ -237,9 +246,10 @@ class Receipts:
         ValueError: blocks differ in their columns.
     """
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, lengths: Array) -> None:
         self._table = table.combine_chunks()
-        found = {name: _values(self._table[name]) for name in STATISTICS.names}
+        found = {name: _values(self._table[name]) for name in self._table.column_names}
+        self.lengths: tuple[Histogram, ...] = tuple(tuple(np.trim_zeros(each, "b").tolist()) for each in lengths)
         self.names: pa.StringArray = found["name"]
         self.file, self.start, self.size, self.first_byte, self.lines = (
             found[name].to_numpy().astype(np.int64, copy=False)
@@ -262,16 +272,27 @@ class Receipts:
         self._keys = [count_of(what) for what in found["counts"].values.field("what").dictionary.to_pylist()]
 
     @classmethod
-    def of(cls, blobs: Iterable[bytes]) -> "Receipts":
+    def of(cls, blobs: Iterable[bytes], lengths_by_block: bool = True) -> "Receipts":
         """The statistics of all blocks, from `pack_receipts`.
+
+        Args:
+            blobs: the blobs.
+            lengths_by_block: keep the histograms of each block, which `until` needs. They take 700 MB for 1.2 million
+                blocks.
 
         Raises:
             EngineError: a block is missing, or is there twice: a defect of the runner. (Missing last blocks of a
                 compressed file, and a last file without any block, cannot be seen here.)
         """
         read = (pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")) for blob in blobs)
-        tables = (STATISTICS.empty_table(), *(stream.read_all() for stream in read))
-        found = cls(pa.concat_tables(tables).combine_chunks().sort_by([("file", "ascending"), ("start", "ascending")]))
+        tables, lengths = [STATISTICS.empty_table()], np.zeros((2, len(BORDERS)), np.int64)
+        for table in (stream.read_all() for stream in read):
+            lengths += [_sums(_values(table[name])) for name in _HISTOGRAMS]
+            if not lengths_by_block:  # the columns share a buffer, so only a copy without them takes less memory
+                table = table.drop_columns(_HISTOGRAMS).take(np.arange(len(table)))
+            tables.append(table)
+        table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+        found = cls(table.sort_by([("file", "ascending"), ("start", "ascending")]), lengths)
         found._check()
         return found
 
@@ -282,7 +303,8 @@ class Receipts:
     def until(self, block: int, last: BlockReceipt) -> "Receipts":
         """The statistics of an input that ends within `block`; `last`: the statistics of its lines that are read."""
         ends = pa.Table.from_pylist([last.values], schema=STATISTICS)
-        return Receipts(pa.concat_tables([self._table.slice(0, block), ends]))
+        table = pa.concat_tables([self._table.slice(0, block), ends]).combine_chunks()
+        return Receipts(table, np.array([_sums(_values(table[name])) for name in _HISTOGRAMS]))
 
     @property
     def distinct(self) -> bool:
@@ -329,11 +351,6 @@ class Receipts:
         """Sums of one kind, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""
         sums = np.bincount(self._counted.flat, self._counts.flat, len(self._keys))
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
-
-    def lengths(self, kind: str) -> Histogram:
-        """The histogram of the lengths of kept rows: `length` or `uncut`, see `BlockReceipt.counts`."""
-        found = {int(size): count for size, count in self.counts(kind).items()}
-        return tuple(found.get(size, 0) for size in range(max(found, default=-1) + 1))
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: the count of a kind in each block; `of`: only these names."""
@@ -421,8 +438,6 @@ class RowIndex:
             "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
             "made": made,
             **{kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)},
-            "length": _by_class(self.length),
-            "uncut": _by_class(self.length + self.counters.get(CUT_TOKENS, 0)),
         }
         rows = np.bincount(self.domain, minlength=len(domains))
         tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
@@ -431,6 +446,8 @@ class RowIndex:
             "lines": len(self.status),
             "domains": [dict(zip(("domain", "rows", "tokens"), each, strict=True)) for each in of_domains],
             "counts": counts_list(counts),
+            "kept": histogram(self.length),
+            "uncut": histogram(self.length + self.counters.get(CUT_TOKENS, 0)),
         }
 
 

@@ -193,7 +193,7 @@ def plan_output(
     token_cache, scratch, compose = arranger.token_cache, arranger.scratch, arranger.compose
     report(progress, plans=1)
     blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
-    receipts = Receipts.of(blobs)
+    receipts = Receipts.of(blobs, lengths_by_block=max_items is not None)
     plan = make_plan(receipts, token_cache.row_indexes, max_tokens, max_items, compose, scratch.copies)
     if publisher.max_reject_chars:
         plan = dataclasses.replace(plan, samples=samples(plan, arranger))
