@@ -158,16 +158,22 @@ def begins(side: str, prompt: str) -> bool:
 
 
 def _check_echo(sides: Sides, prompt: str, answers: Mapping[str, str]) -> None:
-    """Raises Reject if a side begins with the prompt's words and goes on, so that it is probably no answer by itself.
+    """Raises Reject if a side begins with the prompt's words, so that it is probably no answer by itself.
 
-    A side that is only the prompt may be an answer: a correction of a text without faults, or the text to correct.
+    A side that is only the prompt may be an answer: a correction of a text without faults, or the text to correct. It
+    is not an answer if another side is the prompt with an answer.
     """
     words = prompt.split()
+    if len(words) < _ECHO:
+        return
     asked = "".join(words)
-    for name, side in answers.items():
-        text = "".join(side.split()) if len(words) >= _ECHO and side.lstrip().startswith(words[0]) else ""
-        if text.startswith(asked) and text != asked:
-            raise _differs(sides, name, prompt, side, "it is not certain where the answer begins")
+    texts = {name: "".join(side.split()) for name, side in answers.items() if side.lstrip().startswith(words[0])}
+    longer = [name for name, text in texts.items() if text.startswith(asked) and text != asked]
+    alone = [name for name, text in texts.items() if text == asked]
+    if longer and alone:
+        raise _no_answer(alone[0], answers[alone[0]])
+    if longer:
+        raise _differs(sides, longer[0], prompt, answers[longer[0]], "it is not certain where the answer begins")
 
 
 # Messages.
@@ -180,8 +186,7 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     if not all(lists) or not all(chats):
         return record
     asked = [message for each in lists for message in each]
-    texts = {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
-    _check_echo(sides, _text_of(asked[-1]) or "", texts)
+    chats = _without_echo(sides, asked[-1], values, chats)
     found = [_found(asked, chat) for chat in chats]
     for name, chat, place in zip(sides.names, chats, found, strict=True):
         if place is None and not _is_answer(asked, chat):
@@ -200,6 +205,29 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
         more, answers = _shared(sides, answers)
         prompt = [*prompt, *more]
     return _with(record, sides, prompt, answers)
+
+
+def _without_echo(
+    sides: Sides, question: _Message, values: Sequence[Any], chats: list[list[_Message]]
+) -> list[list[_Message]]:
+    """The sides of a pair without the words of the user's question, if each side is one answer that begins with them.
+
+    A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
+    code is completed together with its beginning.
+    """
+    asked, answers = _text_of(question), [chat[0] for chat in chats if len(chat) == 1]
+    texts = [text for each in answers if _speaker(each) == "assistant" and (text := _text_of(each)) is not None]
+    if asked is None or len(texts) < len(chats):
+        return chats
+    rests = [text[len(asked) :] for text in texts]
+    repeated = all(begins(text, asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
+    if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
+        rests = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
+        return [[{**answer, "content": rest}] for answer, rest in zip(answers, rests, strict=True)]
+    _check_echo(
+        sides, asked, {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
+    )
+    return chats
 
 
 def _text_of(message: _Message) -> str | None:

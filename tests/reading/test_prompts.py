@@ -87,6 +87,10 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
         ([ASK], [{**ASK, "name": None, "tool_calls": []}, HERON], [{**ASK, "name": None}, ROBIN]),
         ([{**ASK, "name": None, "tool_calls": []}], [HERON], [ROBIN]),
     ),
+    "texts that begin with a question of several words": (
+        (LONG, f"{LONG} A heron.", f"{LONG}\nA robin."),
+        ([user(LONG)], [HERON], [ROBIN]),
+    ),
     "the prompt's messages have keys that those of the sides have not": (
         ([{**ASK, "id": "m1"}], [ASK, HERON], [{**ASK, "time": 3}, ROBIN]),
         ONCE,
@@ -110,7 +114,10 @@ def test_a_prompt_of_messages_stands_once(case: str, template: str) -> None:
         assert outcome(pair(*given), template, implicit) == wanted
 
 
-OF_PAIRS = ("the prompt is a system message alone, the sides are conversations",)
+OF_PAIRS = (
+    "the prompt is a system message alone, the sides are conversations",
+    "texts that begin with a question of several words",
+)
 """Cases in which only the other side shows where the answer begins."""
 
 
@@ -145,13 +152,8 @@ REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
     ),
     "text and its prompt alone": (
         ("Which bird wades here?", "Which bird wades here?", "Which bird  wades here? A robin."),
-        "prompt_differs",
-        ("'rejected'", "here?"),
-    ),
-    "texts that begin with a question of several words": (
-        (LONG, f"{LONG} A heron.", f"{LONG}\nA robin."),
-        "prompt_differs",
-        ("A heron.",),
+        "no_answer",
+        ("'chosen'", "here?"),
     ),
     "texts that repeat a text, but for blanks": (
         ("Which bird wades here?", "Which bird wades  here? A heron.", "Which bird wades here? A robin."),
