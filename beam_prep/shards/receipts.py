@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -180,7 +181,7 @@ def quantile(found: Sequence[int], share: float) -> int:
 
 
 def placed(
-    receipt: BlockReceipt, origin: Origin, name: str, reused: bool, made: Mapping[str, int] | None = None
+    receipt: BlockReceipt, origin: Origin, name: str, reused: bool, made: Mapping[str, int] = MappingProxyType({})
 ) -> BlockReceipt:
     """The statistics of a block in this run.
 
@@ -188,14 +189,11 @@ def placed(
         receipt: the statistics of the block's content.
         origin: the block's place in the input.
         name, reused: see `STATISTICS`.
-        made: way -> records of the block that were made in this way; None: as the receipt says.
+        made: more of the counts `made`, of this run.
     """
     source = origin.source
-    counts = receipt["counts"]
-    if made is not None:
-        counts = [each for each in counts if count_of(each["what"])[0] != "made"] + counts_list({"made": made})
     return receipt.updated(
-        counts=counts,
+        counts=[*receipt["counts"], *counts_list({"made": made})],
         name=name,
         reused=reused,
         file=origin.file,

@@ -311,7 +311,7 @@ class CacheBlocks(beam.DoFn):
             Metrics.counter("beam_prep", counter).inc(count)
         report(self.progress, **counts)
         batch.spent("TokenCache", time.perf_counter() - started)
-        made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.counts("made")
+        made = {name: count for name, count in batch.made.items() if of_this_run(name)}
         yield placed(receipt, batch.origin, name, reused, made)
 
 
