@@ -120,7 +120,7 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     """
     lengths = lengths.astype(np.int64)
     cut = np.zeros_like(lengths) if cut is None else cut.astype(np.int64)
-    pieces, pack = STRATEGIES[strategy].place(lengths, cut, capacity)
+    pieces, pack = STRATEGIES[strategy](lengths, cut, capacity)
     return PackPlan(lengths, cut, pieces.take(np.argsort(pack, kind="stable")), offsets_of(np.bincount(pack)))
 
 
@@ -214,32 +214,23 @@ def _wrapped(lengths: Array, cut: Array, capacity: int) -> tuple[Pieces, Array]:
     return _splits(offsets_of(lengths)[:-1], lengths, capacity)
 
 
-@dataclass(frozen=True, slots=True)
-class PackingStrategy:
-    """What differs between strategies. Each sees the rows of a shard in groups of `packing_group`.
-
-    Attributes:
-        place: (lengths, cut, capacity), see `plan_packs` -> the pieces in the order in which they are added, and int64
-            [pieces], the pack of each.
-        cuts: each row is cut to `capacity` before the plan (`Layout.fit`), so cached blocks depend on the capacity.
-            Otherwise every token is kept.
-    """
-
-    place: Callable[[Array, Array, int], tuple[Pieces, Array]]
-    cuts: bool = False
-
-
-STRATEGIES: dict[str, PackingStrategy] = {
-    "simple": PackingStrategy(_simple, cuts=True),
-    "bfd": PackingStrategy(_bfd, cuts=True),
-    "bfd_split": PackingStrategy(_bfd_split),
-    "wrapped": PackingStrategy(_wrapped),
+STRATEGIES: dict[str, Callable[[Array, Array, int], tuple[Pieces, Array]]] = {
+    "simple": _simple,
+    "bfd": _bfd,
+    "bfd_split": _bfd_split,
+    "wrapped": _wrapped,
 }
+"""Strategy -> a function of (lengths, cut, capacity), see `plan_packs`: the pieces in the order in which they are
+added, and int64 [pieces], the pack of each. It sees the rows of a shard in groups of `packing_group`."""
+
+CUTTING = ("simple", "bfd")
+"""The strategies for which each row is cut to `capacity` before the plan (`Layout.fit`), so cached blocks depend on the
+capacity. The others keep every token."""
 
 
 def cuts_rows(packing: str | None) -> bool:
     """True if the strategy cuts each row to one packed row. False for `none` and unknown names."""
-    return packing in STRATEGIES and STRATEGIES[packing].cuts
+    return packing in CUTTING
 
 
 def longest_row(preprocessing: Mapping[str, Any]) -> int | None:
