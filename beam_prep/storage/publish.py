@@ -191,8 +191,7 @@ class EarlierOutput:
         files = tuple(
             (written[f"{folder}/{old}"], f"{plan.folder}/{new}") for old, new in zip(before, after, strict=True)
         )
-        here = [WrittenFile(name, file.bytes, file.sha256) for file, name in files]
-        here.sort(key=lambda file: file.path)
+        here = sorted((WrittenFile(name, file.bytes, file.sha256) for file, name in files), key=lambda file: file.path)
         receipt = replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here))
         return EarlierShard(self._folder, receipt, files)
 
