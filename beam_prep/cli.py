@@ -187,22 +187,12 @@ def _unknown_option(command: str, words: Sequence[str]) -> str | None:
     if name is None:
         return None
     word = name.lstrip("-").replace("-", "_").lower()
-    place = place_of(word) or _place_in_config(word)
     meant = instead(word)
-    if meant is None and place is not None:
+    if meant is None and (place := place_of(word)) is not None:
         meant = f"here it is {place}{'' if place.startswith('--') else ' in the config'}"
     if meant is None and (near := nearest(f"--{word}", known)) is not None:
         meant = f"did you mean {near}?"
     return f"unknown option {name!r}{'' if meant is None else f'; {meant}'}"
-
-
-def _place_in_config(word: str) -> str | None:
-    """The path of a setting in a config, by its name; None if there is none."""
-    from beam_prep.config import PipelineConfig
-
-    parts = PipelineConfig.model_fields.items()
-    found = (part for part, field in parts if word in getattr(field.annotation, "model_fields", ()))
-    return next((f"{part}.{word}" for part in found), None)
 
 
 def _parser_of_beam() -> argparse.ArgumentParser:

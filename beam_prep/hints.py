@@ -53,17 +53,17 @@ OTHER_NAMES = {
     "--inputs": "input input_files data data_path data_files dataset datasets dataset_name train_file files",
     "--overwrite": "force overwrite_output_dir",
     "--direct_num_workers": "workers jobs j n_jobs num_proc num_processes cpus preprocessing_num_workers",
-    "preprocessing.max_seq_len": "max_length max_seq_length sequence_len cutoff_len seq_length seq_len block_size",
-    "preprocessing.packing_strategy": "packing sample_packing neat_packing",
+    "preprocessing.max_seq_len": "max_seq_len max_length max_seq_length sequence_len cutoff_len seq_length block_size",
+    "preprocessing.packing_strategy": "packing_strategy packing sample_packing neat_packing",
     "preprocessing.padding": "pad_to_multiple_of pad_to_sequence_len",
     "preprocessing.eos": "eos_token append_eos add_eos add_eos_token",
     "preprocessing.truncation_mode": "truncation truncation_side truncate chunk_size",
-    "preprocessing.max_items": "max_samples limit",
+    "preprocessing.max_items": "max_items max_samples limit",
     "mask_default": "train_on_inputs train_on_prompt",
     "mask": "assistant_only_loss roles_to_train mask_history",
     "input.sections": "dataset_text_field text_column field_messages completion_only_loss template",
     "input.template_variables": "chat_template_kwargs enable_thinking",
-    "output.storage_format": "format formats output_format",
+    "output.storage_format": "storage_format format formats output_format",
 }
 """Our options, and places in our config -> the names of such settings in TRL, axolotl, LLaMA-Factory and others."""
 
