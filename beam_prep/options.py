@@ -44,7 +44,6 @@ def _option(group: str, label: str, example: str, default: Any = None, **more: A
 _job, _output, _files, _speed, _launch = (
     partial(_option, group) for group in ("Job", "Output", "Working files", "Speed", "Launch")
 )
-_OUTPUT_FOLDER: dict[str, Any] = {"kind": "output_folder"}
 
 
 class JobOptions(BaseModel, use_attribute_docstrings=True):
@@ -57,7 +56,7 @@ class JobOptions(BaseModel, use_attribute_docstrings=True):
     )
     """JSONL or Parquet files (.gz, .bz2 and .zst are read too), as paths or globs separated by commas or white space,
     or @LIST, a file that names one a line. Without it, the config names the files: input.groups"""
-    output_dir: str = _job("Output folder", "gs://bucket/prepared/chats", ..., short="-o", **_OUTPUT_FOLDER)
+    output_dir: str = _job("Output folder", "gs://bucket/prepared/chats", ..., short="-o", kind="output_folder")
     """the directory to make"""
     config: str | None = _job(
         "Config file",
@@ -109,9 +108,9 @@ class RunOptions(BaseModel):
     """most characters kept of a rejected record; 0: no text"""
     max_line_bytes: int = _output("Largest length of a line", "1048576", 64 * 1024 * 1024, ge=1, lt=1 << 31)
     """reject a line that is longer than this number of bytes"""
-    cache_dir: str | None = _files("Folder of the token cache", "gs://bucket/token_cache", **_OUTPUT_FOLDER)
+    cache_dir: str | None = _files("Folder of the token cache", "gs://bucket/token_cache", kind="output_folder")
     """keep tokenised blocks here for later runs; by default they are removed when this run succeeds"""
-    staging: str | None = _files("Folder for unfinished files", "gs://bucket/unfinished", **_OUTPUT_FOLDER)
+    staging: str | None = _files("Folder for unfinished files", "gs://bucket/unfinished", kind="output_folder")
     """the folder of unfinished files; by default .beam_prep next to the output"""
     lease: float = _files("Seconds until a killed launch is forgotten", "120", 600.0, ge=60)
     """how long a killed launch blocks its output where its lock cannot be seen: from another machine, in a store"""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import orjson
@@ -80,13 +81,10 @@ def reports_folder(shared: str | None, here: bool) -> Iterator[str | None]:
 def lasting(seconds: float) -> str:
     """A duration for people.
 
-    >>> lasting(42.4), lasting(205), lasting(7320)
-    ('42 s', '3 min 25 s', '2 h 2 min')
+    >>> lasting(42.4), lasting(7320)
+    ('0:00:42', '2:02:00')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    return str(timedelta(seconds=round(seconds)))
 
 
 class Progress:
@@ -162,10 +160,9 @@ class Progress:
         if not counts["lines"]:
             return f"no block is done yet, for {lasting(elapsed)}"
         seconds = max(elapsed, 0.001)
-        digits = 0 if self._goal >= 10e6 else 1
-        of = "" if self._limited else f" of {self._goal / 1e6:,.{digits}f}"
+        of = "" if self._limited else f" of {self._goal / 1e6:,.1f}"
         parts = [
-            f"{counts['stored'] / 1e6:,.{digits}f}{of} MB",
+            f"{counts['stored'] / 1e6:,.1f}{of} MB",
             f"{counts['lines']:,} records",
             f"{counts['stored'] / 1e6 / seconds:.1f} MB/s",
         ]

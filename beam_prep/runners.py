@@ -47,8 +47,7 @@ class FlinkOptions(beams.PipelineOptions):
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
-        modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
-        parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
+        parser.add_argument("--execution_mode_for_batch", help="how Flink hands data on between tasks")
 
 
 def cores() -> int:
