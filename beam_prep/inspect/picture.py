@@ -31,8 +31,6 @@ _STYLES = {
     "trained.special": f"bold underline {LIGHT['marker']} on {LIGHT['trained']}",
     "other": LIGHT["ink"],
     "other.special": f"{LIGHT['paper']} on {LIGHT['ink']}",
-    "unknown": LIGHT["ink"],
-    "unknown.special": f"{LIGHT['paper']} on {LIGHT['ink']}",
     "caption": f"bold {LIGHT['ink']}",
 }
 _SCALE, _MARGIN = 0.64, 25  # in pixels of rich: a character is 12.2 wide, a line 24.4 high
@@ -94,14 +92,11 @@ def _svg(title: str, lines: Sequence[Text], columns: int) -> str:
         dark = dark.replace(f"fill: {colour}", f"fill:{DARK[name]}")
         dark += f'.beam-prep rect[fill="{colour}"]{{fill:{DARK[name]}}}'
     font = "font:20px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-            f'width="{width * _SCALE:.0f}" height="{height * _SCALE:.0f}" class="beam-prep" role="img" '
-            f'aria-label="{escape(title)}">',
-            f"<style>.beam-prep text{{{font}}}{styles}@media(prefers-color-scheme:dark){{{dark}}}</style>",
-            f'<rect fill="{LIGHT["paper"]}" width="{width:.0f}" height="{height:.0f}" rx="9"/>',
-            f'<g transform="translate({_MARGIN},{_MARGIN})">{backgrounds}{texts}</g>',
-            "</svg>\n",
-        ]
-    )
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width * _SCALE:.0f}" \
+height="{height * _SCALE:.0f}" class="beam-prep" role="img" aria-label="{escape(title)}">
+<style>.beam-prep text{{{font}}}{styles}@media(prefers-color-scheme:dark){{{dark}}}</style>
+<rect fill="{LIGHT["paper"]}" width="{width:.0f}" height="{height:.0f}" rx="9"/>
+<g transform="translate({_MARGIN},{_MARGIN})">{backgrounds}{texts}</g>
+</svg>
+"""
