@@ -281,7 +281,6 @@ def _result(case: Case) -> str:
         message = " ".join(outcome.message.removeprefix("the chat template raised: ").split())
         return shortened(message, _RESULT).translate(VISIBLE)
     (sequence,) = entry.sequences
-    assert sequence.trained is not None
     lost = f"; without {', '.join(outcome.lost_kinds)}" if outcome.lost else ""
     return f"{sequence.trained.sum()} of {sequence.stored} trained{lost}"
 
@@ -335,7 +334,6 @@ def _as_json(case: Case) -> dict[str, Any]:
     if isinstance(entry, LeftOut):
         return found
     (sequence,) = entry.sequences
-    assert sequence.trained is not None
     pieces, trained = entry.kind.pieces(sequence.ids.tolist()), sequence.trained.tolist()
     runs = itertools.groupby(zip(trained, pieces, strict=True), lambda token: bool(token[0]))
     texts = ["".join(piece for _, piece in run) for is_trained, run in runs if is_trained]

@@ -36,8 +36,6 @@ STYLES = {
     "trained.special": "bold green reverse",
     "other": "dim",
     "other.special": "dim reverse",
-    "unknown": "none",
-    "unknown.special": "reverse",
     "caption": "cyan",
     "found": "black on bright_yellow",
 }
@@ -47,7 +45,6 @@ _RULE = 72  # characters of the line above a document
 _RECORD = 200  # most characters of a record that was left out, in a terminal
 _TEXT = 1_000  # and on a page
 _MARK = b"<!-- beam-prep inspect -->"
-_NAMES = {True: "trained", False: "other", None: "unknown"}
 
 Entry = ShownRow | LeftOut
 
@@ -121,7 +118,7 @@ class RowText:
         """The text of a sequence (without a tokenizer, the ids). Neighbouring trained tokens are one part."""
         text = Text()
         for is_trained, runs in itertools.groupby(kind.runs(sequence), lambda run: run.trained):
-            style, part = _NAMES[is_trained], Text()
+            style, part = "trained" if is_trained else "other", Text()
             for run in runs:
                 shown = run.text
                 if self.ids and kind.tokenizer is not None:
@@ -316,16 +313,15 @@ class _Tables:
             "parts": parts,
             "packed": row.packed,
         }
-        trained_parts = [place for place, part in enumerate(parts) if any(value for value, _ in part.get("m", ()))]
-        if len(trained_parts) == 2 and not row.packed:
-            found["pair"] = trained_parts  # the sides of a preference pair: they are beside each other
+        sides = [row.parts.index(part) for part in row.sequences if part.trained.any()]
+        if len(sides) == 2 and not row.packed:
+            found["pair"] = sides  # of a preference pair: they are beside each other
         return found
 
     def _sequence(self, row: ShownRow, part: TokenSequence) -> dict[str, Any]:
         tokens = self._tokens(row, part.ids.tolist())
-        found: dict[str, Any] = {"name": part.name, "caption": row.caption(part), "t": tokens}
-        if part.trained is not None:
-            found["m"] = [[int(value), size] for value, size in repeats(part.trained)]
+        trained = [[int(value), size] for value, size in repeats(part.trained)]
+        found: dict[str, Any] = {"name": part.name, "caption": row.caption(part), "t": tokens, "m": trained}
         if part.roles is not None and part.roles.any():
             names = [-1, *(self.roles.setdefault(name, len(self.roles)) for name in row.role_names)]
             found["r"] = [[names[value], size] for value, size in repeats(part.roles)]

@@ -73,7 +73,7 @@
     const last = Math.min(stop, start + AT_ONCE);
     let before = null;
     for (const [role, from, to] of pieces(part.r || [[-1, part.t.length]], start, last)) {
-      for (const [trained, begin, end] of pieces(part.m || [[0, part.t.length]], from, to)) {
+      for (const [trained, begin, end] of pieces(part.m, from, to)) {
         const run = element(trained ? "mark" : "span", { class: trained ? "run trained" : "run" });
         if (role >= 0) {
           run.classList.add(`c${role % COLOURS}`);
@@ -104,7 +104,7 @@
 
   function sequence(part, label) {
     const box = element("div", {
-      class: part.m ? "text" : "text unknown", tabindex: "0", role: "group",
+      class: "text", tabindex: "0", role: "group",
       "data-size": part.t.length, "aria-label": `${label}; arrow keys go from token to token`,
     });
     fill(box, part, 0, part.t.length);
@@ -172,7 +172,7 @@
     }
     return texts[number];
   }
-  const share = (row) => (row.trained === null || !row.tokens ? null : (100 * row.trained) / row.tokens);
+  const share = (row) => (!row.tokens ? null : (100 * row.trained) / row.tokens);
   const limit = (id, otherwise) => (by(id).value === "" ? otherwise : Number(by(id).value));
 
   const KINDS = {
@@ -269,7 +269,7 @@
     const place = Array.prototype.indexOf.call(box.querySelectorAll(".k"), one);
     const text = one.textContent === "" ? "part of the next character" : JSON.stringify(one.textContent);
     const words = [`token ${count(place + 1)} of ${count(Number(box.dataset.size))}`, `id ${one.dataset.i}`, text];
-    if (!box.classList.contains("unknown")) words.push(run.classList.contains("trained") ? "trained" : "not trained");
+    words.push(run.classList.contains("trained") ? "trained" : "not trained");
     if (run.dataset.role) words.push(`role ${run.dataset.role}`);
     if (one.classList.contains("special")) words.push("special token");
     return words.join(" · ");
@@ -399,7 +399,7 @@
   const domains = tally(rows.filter((row) => !row.kind).map((row) => row.domain));
   options("domain", [["", "all"], ...domains.map(([name, size]) => [`=${name}`, `${name} (${count(size)})`])]);
   by("domain-label").hidden = domains.length < 2;
-  by("share").hidden = !rows.some((row) => !row.kind && row.trained !== null);
+  by("share").hidden = !rows.some((row) => !row.kind);
   const roles = tally(rows.flatMap((row) => row.roles)).sort((one, other) => other[1] - one[1]);
   options("role", [["", "all"], ...roles.map(([role, size]) => [role, `${head.roles[role]} (${count(size)})`])]);
   by("role-label").hidden = !roles.length;

@@ -114,12 +114,12 @@ class Run(NamedTuple):
     """Neighbouring tokens with the same style.
 
     Attributes:
-        trained: True if the tokens are trained; None: not known.
+        trained: True if the tokens are trained.
         special: True if the tokens are special tokens.
         tokens: (id, text) of each token, with control characters made visible.
     """
 
-    trained: bool | None
+    trained: bool
     special: bool
     tokens: list[tuple[int, str]]
 
@@ -135,7 +135,7 @@ class TokenSequence:
     Attributes:
         name: the column, with an index if it is a list of lists; in packed rows, the document's number.
         ids: the tokens without padding; with shifted labels, also the last token, which only the labels have.
-        trained: bool [len(ids)]; None: not known.
+        trained: bool [len(ids)].
         stored: number of tokens in the column of ids, without padding.
         notes: further remarks.
         padding: (id, count) of each run of equal ids in the padding after the tokens.
@@ -144,7 +144,7 @@ class TokenSequence:
 
     name: str
     ids: Array
-    trained: Array | None
+    trained: Array
     stored: int
     notes: Sequence[str] = ()
     padding: Sequence[tuple[int, int]] = ()
@@ -185,20 +185,19 @@ class RowKind:
     def runs(self, sequence: TokenSequence) -> Iterator[Run]:
         """The tokens of a sequence as runs of text (of ids, without a tokenizer)."""
         ids = sequence.ids.tolist()
-        trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
-        tokens = list(zip(trained, ids, self.pieces(ids), strict=True))
+        tokens = zip(sequence.trained.tolist(), ids, self.pieces(ids), strict=True)
         styles = itertools.groupby(tokens, lambda token: (token[0], token[1] in self.special))
         for (is_trained, is_special), run in styles:
             yield Run(is_trained, is_special, [(token, piece.translate(VISIBLE)) for _, token, piece in run])
 
-    def trains(self, name: str) -> bool | None:
+    def trains(self, name: str) -> bool:
         """True if the config trains all tokens of an output without a mask, False if none; `name`: the written column.
 
-        None if there is no config (a chain written by hand).
+        True if there is no config (a chain written by hand).
         """
         given, output = self.config.get("input"), self.config.get("output", {})
         if given is None:
-            return None
+            return True
         names = output.get("names", {})
         given = (given.get("groups") or [given])[0]  # an output without a mask is the same in all groups
         if given.get("rollouts"):
@@ -294,9 +293,8 @@ class ShownRow:
     def _is_shown_elsewhere(self, column: Column) -> bool:
         if column.role in ("mask", "labels"):
             return column.of is not None
-        return (
-            column.role in ("lengths", "position", "attention") or column.name in self._values or is_role_column(column)
-        )
+        is_part = column.role in ("lengths", "position", "attention") or is_role_column(column)
+        return is_part or column.name in self._values
 
     def _layout_notes(self) -> Iterator[str]:
         if self._lengths is not None:
@@ -331,11 +329,11 @@ class ShownRow:
     ) -> TokenSequence:
         """The tokens to show for ids and their mask or labels (int [n] each), with the padding after the tokens."""
         real = len(ids) - self._padding
-        shown, trained, notes = ids[:real], None, []
+        shown, notes = ids[:real], []
         if loss is None:
             trains = self.kind.trains(column.name)
-            trained = None if trains is None else np.full(real, trains)
-            notes.append("no mask" if trains is None else f"no mask: {'all' if trains else 'nothing'} is trained")
+            trained = np.full(real, trains)
+            notes.append(f"no mask: {'all' if trains else 'nothing'} is trained")
         else:
             trained = taken[:real] != NO_LOSS[loss.role]
             if loss.role == "labels":
@@ -370,18 +368,15 @@ def percent(part: float, total: float) -> str:
     return f"{part / total if total else 0:.1%}"
 
 
-def totals_of(sequences: Sequence[TokenSequence]) -> tuple[int, int | None]:
-    """(tokens, trained tokens) without padding; None: it is not known which are trained."""
-    known = [int(sequence.trained.sum()) for sequence in sequences if sequence.trained is not None]
-    return sum(sequence.stored for sequence in sequences), sum(known) if len(known) == len(sequences) else None
+def totals_of(sequences: Sequence[TokenSequence]) -> tuple[int, int]:
+    """(tokens, trained tokens) without padding."""
+    return sum(each.stored for each in sequences), sum(int(each.trained.sum()) for each in sequences)
 
 
 def counts_of(sequences: Sequence[TokenSequence]) -> str:
     """The counts of tokens, trained tokens and padding as text."""
     stored, trained = totals_of(sequences)
-    text = f"{stored:,} tokens"
-    if trained is not None:
-        text += f", {trained:,} trained ({percent(trained, stored)})"
+    text = f"{stored:,} tokens, {trained:,} trained ({percent(trained, stored)})"
     padding = sum(count for sequence in sequences for _, count in sequence.padding)
     return f"{text} + {padding:,} of padding" if padding else text
 
