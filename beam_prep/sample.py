@@ -5,6 +5,7 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from beam_prep.data.hashing import CHUNK
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
+from beam_prep.formats.manifest import count_tokens
 from beam_prep.hints import counted, listed, shortened
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import source_of
@@ -33,7 +35,6 @@ from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigVie
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.tokens.batch import Batch, with_roles, without_roles
-from beam_prep.tokens.rows import trained_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockStep, BuildMask
 
@@ -83,26 +84,22 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     """
     places = max(1, min(_PLACES_BYTES * size // CHUNK, max(_PLACES, count // _OF_A_PLACE)))
     chosen = drawn(len(files), min(_PLACES, places), first=True).tolist()
-    streams = {index: _content(files[index]) for index in chosen if is_stream(files[index])}
-    plain = {index: files[index].size for index in chosen if index not in streams}
-    total = max(1, sum(streams.values()) + sum(plain.values()))
+    contents = {index: _content(files[index]) for index in chosen}
+    total, streams = max(1, sum(contents.values())), sum(is_stream(files[index]) for index in chosen)
     found, unread = list[tuple[Records, float]](), list[str]()
     complete = len(chosen) == len(files)
-    for index, content in streams.items():
-        most = max(CHUNK, _STREAM_BYTES * size // len(streams))
-        of_file = max(1, round(places * content / total))
-        blocks, end, whole = blocks_drawn(files[index], index, CHUNK, of_file, most)
-        read = sum(block.origin.bytes for block in blocks)
-        stands_for = (end if whole else max(end, content)) / max(1, read)
-        found += [(block, stands_for) for block in blocks]
-        complete &= whole and read == end
-        if not whole:
-            unread.append(files[index].path)
-    cells = _cells(plain, places)
-    read = sum(min(CHUNK, plain[index] - start) for index, start in cells)
-    at_places = (records_at(files[index], index, start, CHUNK) for index, start in cells)
-    found += [(block, sum(plain.values()) / read) for block in at_places if block is not None]
-    complete &= read == sum(plain.values())
+    for index, content in contents.items():
+        file, of_file = files[index], math.ceil(places * content / total)
+        if is_stream(file):
+            blocks, end, whole = blocks_drawn(file, index, CHUNK, of_file, max(CHUNK, _STREAM_BYTES * size // streams))
+            read, content = sum(block.origin.bytes for block in blocks), end if whole else max(end, content)
+            unread += [] if whole else [file.path]
+        else:
+            cells = drawn(-(-content // CHUNK), of_file, first=index == chosen[0]).tolist()
+            at_cells = (records_at(file, index, cell * CHUNK, CHUNK) for cell in cells)
+            blocks, read = [block for block in at_cells if block is not None], min(content, len(cells) * CHUNK)
+        complete = complete and not unread and read == content
+        found += [(block, content / max(1, read)) for block in blocks]
     found.sort(key=lambda each: (each[0].origin.file, each[0].origin.start))
     held = sum(len(block.ledger.raw) for block, _ in found)
     weights = np.repeat([each for _, each in found], [len(filled(block.ledger)) for block, _ in found])
@@ -145,20 +142,6 @@ def _taken(blocks: Sequence[Records], stands_for: Array, count: int) -> Iterator
 def _content(file: InputFile) -> int:
     """Bytes of content of a file, about."""
     return file.size * (_UNPACKED if file.compression is not None or source_of(file.path).is_packed else 1)
-
-
-def _cells(sizes: Mapping[int, int], count: int) -> list[tuple[int, int]]:
-    """(file, offset) of at most `count` places in plain files, at least one in each file; `sizes`: file -> bytes."""
-    numbers, cells = [*sizes], np.array([-(-size // CHUNK) for size in sizes.values()], np.int64)
-    ends, chance = np.cumsum(cells), np.random.default_rng(0)
-    first = [int(end - 1 - chance.integers(of_file)) for end, of_file in zip(ends, cells, strict=True) if of_file]
-    found = dict.fromkeys([0, *first[1:]] if first else [])
-    found |= dict.fromkeys(chance.permutation(drawn(int(cells.sum()), count)).tolist())
-    places = []
-    for cell in sorted([*found][:count]):
-        place = int(np.searchsorted(ends, cell, side="right"))
-        places.append((numbers[place], (cell - int(ends[place] - cells[place])) * CHUNK))
-    return places
 
 
 def filled(ledger: Ledger) -> Array:
@@ -216,14 +199,12 @@ class Conversation:
         part, line: the record.
         field: the field that holds it.
         messages: its messages.
-        actions: the actions of the sections that read it.
     """
 
     part: Part
     line: int
     field: str
     messages: Sequence[Mapping[str, Any]]
-    actions: frozenset[str]
 
 
 class Row(NamedTuple):
@@ -340,11 +321,9 @@ class Sample:
     @functools.cached_property
     def tokens(self) -> int:
         """Tokens of all rows before truncation, plus an estimate for records that became no row."""
-        tokens = float(self.lengths.sum())
-        for part in self.parts:
-            lost = [line for line in filled(part.masked.ledger).tolist() if part.masked.ledger.status[line] != ALIVE]
-            tokens += sum(self.tokens_of(part, line) for line in lost)
-        return round(tokens)
+        ledgers = [part.masked.ledger for part in self.parts]
+        size = sum(float((each.ends - each.starts)[filled(each)].sum()) for each in ledgers)
+        return round(size * self._tokens_per_byte)
 
     @functools.cached_property
     def _receipts(self) -> list[BlockReceipt]:
@@ -375,13 +354,12 @@ class Sample:
         """(rows, tokens, trained tokens) that a run would write, before packing."""
         tokens = trained = 0
         for part in self.parts:
-            trained += sum(int(each.sum()) for each in trained_tokens(part.rows).values())
-            schema, trains = part.rows.schema, {output.name for output in part.masked.outputs if output.trains}
-            masked = {column.of for column in schema.values() if column.role in ("mask", "labels")}
-            for name in [name for name, column in schema.items() if column.role == "ids"]:
-                size = int(part.rows[name].flat_lengths.sum())
-                tokens += size
-                trained += size if name in trains - masked else 0  # all is trained, so there is no mask
+            schema = [*part.rows.schema.values()]
+            counts = count_tokens(schema, part.rows.columns)
+            masked = {column.of for column in schema if column.role in ("mask", "labels")}
+            whole = {output.name for output in part.masked.outputs if output.trains} - masked  # all of it is trained
+            tokens += sum(counts["tokens"].values())
+            trained += sum(counts["trained"].values()) + sum(counts["tokens"].get(name, 0) for name in whole)
         return sum(each.kept for each in self._receipts), tokens, trained
 
     # Records.
@@ -478,17 +456,13 @@ class Sample:
     @functools.cached_property
     def conversations(self) -> list[Conversation]:
         """The lists of messages that sections read, each list once."""
-        actions: dict[str, set[str]] = {}
-        for spec in self.config.outputs() if not self.config.input.tokenized else ():
-            for section in spec.sections:
-                if section.template:
-                    actions.setdefault(section.field, set()).add(section.action)
+        sections = [section for spec in self.config.outputs() for section in spec.sections]
+        names = dict.fromkeys(section.field for section in sections if section.template)
         return [
-            Conversation(part, line, name, record[name], frozenset(given))
+            Conversation(part, line, name, record[name])
             for part in self.parts
-            if actions
             for line, record in zip(part.read.line.tolist(), part.read.rows, strict=True)
-            for name, given in actions.items()
+            for name in names
             if isinstance(record.get(name), list) and all(isinstance(item, dict) for item in record[name])
         ]
 

@@ -328,11 +328,10 @@ def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
 def answers_in_part(sample: Sample) -> Iterator[Finding]:
     """Answers that the rendering holds, and of which not all is trained: `{% generation %}` around a part of them."""
     given, hits, compared = sample.config, Hits(sample, "messages"), 0
+    actions = {section.action for spec in given.outputs() for section in spec.sections if section.template}
     if given.mask_options is not None or given.mask.get("assistant", given.mask_default) != "train":
         return
-    for chat, text, trained in _rendered(sample):
-        if chat.actions != {"$role"}:
-            continue
+    for chat, text, trained in _rendered(sample) if actions == {"$role"} else ():
         text, trained = _plain(text), _plain(trained)
         for place, message in enumerate(chat.messages):
             said = _plain(text_of(message))
