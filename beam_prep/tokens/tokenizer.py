@@ -335,7 +335,7 @@ class Tokenizer:
         found = np.zeros((2, len(spans)), np.int64)
         if not len(spans):
             return self.encode(texts, add_special_tokens), found
-        rows = []
+        rows, strips = [], {token.id for token in self.added if token.lstrip or token.rstrip}
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         text = 0
         for chunk in chunks(texts):
@@ -343,7 +343,8 @@ class Tokenizer:
             rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
             for encoding in batch:
                 for span in range(borders[text], borders[text + 1]):
-                    found[:, span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
+                    start, stop = int(spans.start[span]), int(spans.stop[span])
+                    found[:, span] = _token_span(encoding, texts[text], start, stop, strips)
                 text += 1
         return Ragged.concat(rows), found
 
@@ -411,14 +412,23 @@ def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
     yield chunk
 
 
-def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
-    """The tokens that overlap the characters [start, stop)."""
+def _token_span(encoding: Any, text: str, start: int, stop: int, strips: set[int]) -> tuple[int, int]:
+    """The tokens that overlap the characters [start, stop).
+
+    A token that takes white space beside it (`strips`) does not overlap by that: else a header of Phi-3 would be
+    trained with an answer that begins with a blank.
+    """
+
+    def token_of(at: int) -> int | None:
+        token: int | None = encoding.char_to_token(at)
+        return None if token is not None and text[at].isspace() and encoding.ids[token] in strips else token
+
     # A normaliser may remove characters; then the nearest ones inside the span count.
-    first = next((token for at in range(start, stop) if (token := encoding.char_to_token(at)) is not None), None)
+    first = next((token for at in range(start, stop) if (token := token_of(at)) is not None), None)
     if first is None:
         return 0, 0
-    last = next(token for at in range(stop - 1, start - 1, -1) if (token := encoding.char_to_token(at)) is not None)
+    last = next(token for at in range(stop - 1, start - 1, -1) if (token := token_of(at)) is not None)
     # char_to_token gives the first token of a character; its other bytes may have tokens of their own.
-    while (following := encoding.token_to_chars(last + 1)) is not None and following[0] < stop:
+    while (more := encoding.token_to_chars(last + 1)) and more[0] < stop and encoding.ids[last + 1] not in strips:
         last += 1
     return int(first), int(last) + 1

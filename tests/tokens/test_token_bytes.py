@@ -114,6 +114,12 @@ def test_added_tokens_of_any_kind_move_no_offset(kind: str, names: frozenset[str
     compare(with_added(kind, names), texts)
 
 
+def test_a_token_that_takes_only_blanks_of_a_span_is_no_token_of_it() -> None:
+    """As a header of Phi-3, behind which an answer begins with a blank."""
+    ids, places = with_added("llama-2", frozenset(["right"])).encode_spans(["[R]\n a"], False, char_spans([(0, 4, 6)]))
+    assert places.T.tolist() == [[len(ids.flat) - 1, len(ids.flat)]]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
