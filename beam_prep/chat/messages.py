@@ -111,7 +111,6 @@ class Forms:
             self.parts[role] = self._takes_parts(role)
         self.fills = self._needs_content()
         self._plain = True not in self.parts.values()
-        self._any = self.fills or self.objects is not None or any(form is not None for form in self.parts.values())
         self._takes_calls, self._takes_results, self._ids = self._legacy_forms()
 
     @property
@@ -173,8 +172,6 @@ class Forms:
         if self._ids.fits or any(map(is_legacy, messages)):
             messages, ids = self._without_legacy(messages)
             changed = {"tool_ids_changed": ids}
-        if not self._any:
-            return messages, changed
         made, arguments = [], 0
         for place, message in enumerate(messages):
             calls = message.get("tool_calls")
