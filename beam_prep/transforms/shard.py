@@ -418,6 +418,8 @@ class Shard(beam.PTransform):
             except ImportError as error:
                 raise ConfigError(f"output.storage_format: {error}") from None
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
+        if self.rows_without_loss not in ("drop", "keep", "reject"):
+            raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
         dtype, names = {**self.pack.dtype, **self.dtype}, {**self.pack.names, **self.names}
         self.pack = dataclasses.replace(self.pack, dtype=dtype, names=names)
         self.pack.check_names([*self.pack.names])  # the columns are known only with the first block

@@ -166,6 +166,8 @@ class Tokenize(BlockStep):
     work, gives = tokenize_with, Batch
 
     def check(self) -> None:
+        if self.backend not in get_args(Backend):
+            raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
         self.chosen, problem = choose(self.tokenizer, self.backend)
         if problem is not None:
             log.info("%s", problem)
@@ -509,6 +511,8 @@ class BuildMask(BlockStep):
             wrong = {role: rule for role, rule in self.policy.items() if rule not in get_args(RoleRule)}
             if wrong:
                 raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
+            if self.default not in get_args(DefaultRule):
+                raise ValueError(f"default is {self.default!r}, wanted one of {', '.join(get_args(DefaultRule))}")
             self.policy = rows.RoleMask(dict(self.policy), self.default, self.options)
 
     def settings(self) -> dict[str, Any]:
