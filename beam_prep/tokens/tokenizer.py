@@ -335,7 +335,7 @@ class Tokenizer:
         found = np.zeros((2, len(spans)), np.int64)
         if not len(spans):
             return self.encode(texts, add_special_tokens), found
-        rows, strips = [], {token.id for token in self.added if token.lstrip or token.rstrip}
+        rows, strips = [], {number for number, token in self.added.items() if token.lstrip or token.rstrip}
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         text = 0
         for chunk in chunks(texts):
