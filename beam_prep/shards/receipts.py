@@ -32,11 +32,27 @@ Histogram = tuple[int, ...]
 _NAME = pa.dictionary(pa.int32(), pa.string())
 _PATH = pa.dictionary(pa.int32(), pa.binary())  # names of files need not be UTF-8
 
+_DOMAIN = pa.struct(
+    [
+        ("domain", _NAME),
+        ("rows", pa.int64()),
+        ("tokens", pa.int64()),
+    ]
+)
+_COUNT = pa.struct([("what", _NAME), ("count", pa.int64())])
+_NODE = pa.struct(
+    [
+        ("index", pa.int64()),
+        ("level", pa.uint8()),
+        ("digest", pa.binary(32)),
+    ]
+)
+
 STATISTICS = pa.schema(
     [
         ("lines", pa.int64()),
-        ("domains", pa.list_(pa.struct([("domain", _NAME), ("rows", pa.int64()), ("tokens", pa.int64())]))),
-        ("counts", pa.list_(pa.struct([("what", _NAME), ("count", pa.int64())]))),
+        ("domains", pa.list_(_DOMAIN)),
+        ("counts", pa.list_(_COUNT)),
         ("columns", _NAME),
         ("kept", pa.list_(pa.uint32())),
         ("uncut", pa.list_(pa.uint32())),
@@ -46,7 +62,7 @@ STATISTICS = pa.schema(
         ("start", pa.int64()),
         ("first_byte", pa.int64()),
         ("size", pa.int64()),
-        ("nodes", pa.list_(pa.struct([("index", pa.int64()), ("level", pa.uint8()), ("digest", pa.binary(32))]))),
+        ("nodes", pa.list_(_NODE)),
         ("path", _PATH),
         ("path_size", pa.int64()),
         ("plain", pa.bool_()),
@@ -132,8 +148,12 @@ class BlockReceipt:
 def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
     """Counts by kind -> the form of a row, without counts of 0."""
     # As JSON, because a reason from a user's function may be no UTF-8.
-    entries = [(kind, what, count) for kind, found in counts.items() for what, count in found.items()]
-    return [{"what": json.dumps([kind, what]), "count": count} for kind, what, count in entries if count]
+    entries = []
+    for kind, found in counts.items():
+        for what, count in found.items():
+            if count:
+                entries.append({"what": json.dumps([kind, what]), "count": count})
+    return entries
 
 
 def count_of(text: str) -> tuple[str, str]:
@@ -157,7 +177,8 @@ def histogram(lengths: Array) -> Histogram:
     Args:
         lengths: int64, in tokens.
     """
-    return tuple(np.bincount(np.searchsorted(BORDERS, lengths, side="right") - 1).tolist())
+    classes = np.searchsorted(BORDERS, lengths, side="right") - 1
+    return tuple(np.bincount(classes).tolist())
 
 
 def _sums(rows: pa.ListArray) -> Array:
@@ -181,7 +202,11 @@ def quantile(found: Sequence[int], share: float) -> int:
 
 
 def placed(
-    receipt: BlockReceipt, origin: Origin, name: str, reused: bool, made: Mapping[str, int] = MappingProxyType({})
+    receipt: BlockReceipt,
+    origin: Origin,
+    name: str,
+    reused: bool,
+    made: Mapping[str, int] = MappingProxyType({}),
 ) -> BlockReceipt:
     """The statistics of a block in this run.
 
@@ -213,13 +238,21 @@ def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
     sink = pa.BufferOutputStream()
     batch = pa.RecordBatch.from_pylist([receipt.values for receipt in receipts], schema=STATISTICS)
     # The whole stream is compressed: with few receipts most of it is the schema.
-    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, STATISTICS) as writer:
+    with (
+        pa.CompressedOutputStream(sink, "zstd") as packed,
+        pa.ipc.new_stream(packed, STATISTICS) as writer,
+    ):
         writer.write_batch(batch)
     blob: bytes = sink.getvalue().to_pybytes()
     return blob
 
 
 _HISTOGRAMS = ["kept", "uncut"]
+
+
+def _lengths(table: pa.Table) -> Array:
+    """int64 [2, classes]: the sums of the histograms of all blocks."""
+    return np.array([_sums(_values(table[name])) for name in _HISTOGRAMS])
 
 
 class Receipts:
@@ -254,20 +287,29 @@ class Receipts:
             for name in ("file", "start", "size", "first_byte", "lines")
         )
         self.reused = found["reused"].true_count
-        self.paths, self.copies = (_texts(found[name]) for name in ("path", "copies"))
-        self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
+        self.paths = _texts(found["path"])
+        self.copies = _texts(found["copies"])
+        self._path_size = found["path_size"]
+        self._plain = found["plain"]
+        self._nodes = found["nodes"]
         if len(texts := found["columns"].unique().to_pylist()) > 1:
             raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
         self.columns = tuple(Column(*column) for text in texts for column in json.loads(text))
-        domains = _ragged(found["domains"], "domain")
-        names = found["domains"].values.field("domain").dictionary
+        entries = found["domains"]
+        domains = _ragged(entries, "domain")
+        names = entries.values.field("domain").dictionary
         order = pc.sort_indices(names).to_numpy()
         self.domains: list[str] = names.take(order).to_pylist()
         self.entry_domain = domains.with_flat(np.argsort(order)[domains.flat])
-        self.entry_rows, self.entry_tokens = (_ragged(found["domains"], name) for name in ("rows", "tokens"))
-        self.rows, self.tokens = self.entry_rows.sums(), self.entry_tokens.sums()
-        self._counted, self._counts = (_ragged(found["counts"], name) for name in ("what", "count"))
-        self._keys = [count_of(what) for what in found["counts"].values.field("what").dictionary.to_pylist()]
+        self.entry_rows = _ragged(entries, "rows")
+        self.entry_tokens = _ragged(entries, "tokens")
+        self.rows = self.entry_rows.sums()
+        self.tokens = self.entry_tokens.sums()
+        counts = found["counts"]
+        self._counted = _ragged(counts, "what")
+        self._counts = _ragged(counts, "count")
+        keys = counts.values.field("what").dictionary
+        self._keys = [count_of(what) for what in keys.to_pylist()]
 
     @classmethod
     def of(cls, blobs: Iterable[bytes], lengths_by_block: bool = True) -> "Receipts":
@@ -282,10 +324,12 @@ class Receipts:
             EngineError: a block is missing, or is there twice: a defect of the runner. (Missing last blocks of a
                 compressed file, and a last file without any block, cannot be seen here.)
         """
-        read = (pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")) for blob in blobs)
-        tables, lengths = [STATISTICS.empty_table()], np.zeros((2, len(BORDERS)), np.int64)
-        for table in (stream.read_all() for stream in read):
-            lengths += [_sums(_values(table[name])) for name in _HISTOGRAMS]
+        tables = [STATISTICS.empty_table()]
+        lengths = np.zeros((2, len(BORDERS)), np.int64)
+        for blob in blobs:
+            unpacked = pa.CompressedInputStream(pa.BufferReader(blob), "zstd")
+            table = pa.ipc.open_stream(unpacked).read_all()
+            lengths += _lengths(table)
             if not lengths_by_block:  # the columns share a buffer, so only a copy without them takes less memory
                 table = table.drop_columns(_HISTOGRAMS).take(np.arange(len(table)))
             tables.append(table)
@@ -302,7 +346,7 @@ class Receipts:
         """The statistics of an input that ends within `block`; `last`: the statistics of its lines that are read."""
         ends = pa.Table.from_pylist([last.values], schema=STATISTICS)
         table = pa.concat_tables([self._table.slice(0, block), ends]).combine_chunks()
-        return Receipts(table, np.array([_sums(_values(table[name])) for name in _HISTOGRAMS]))
+        return Receipts(table, _lengths(table))
 
     @property
     def distinct(self) -> bool:
@@ -318,9 +362,12 @@ class Receipts:
         files = np.diff(self.file, prepend=-1)  # 0: the same file, 1: the next one
         wanted = np.where(files > 0, 0, np.append(0, ends)[:-1])
         twice = (files == 0) & (np.diff(self.start, prepend=-1) == 0)
-        plain, sizes = (column.to_numpy(zero_copy_only=False) for column in (self._plain, self._path_size))
-        cut_off = np.append(files, 1)[1:].astype(bool) & plain & (ends < sizes)
-        for block in np.flatnonzero((self.start != wanted) | twice | (files > 1) | cut_off)[:1]:
+        plain = self._plain.to_numpy(zero_copy_only=False)
+        sizes = self._path_size.to_numpy(zero_copy_only=False)
+        last_of_file = np.append(files, 1)[1:].astype(bool)
+        cut_off = last_of_file & plain & (ends < sizes)
+        wrong = (self.start != wanted) | twice | (files > 1) | cut_off
+        for block in np.flatnonzero(wrong)[:1]:
             raise EngineError(
                 f"the blocks of {self.paths[block]}, or of the file before, do not follow each other to the end, at "
                 f"the bytes from {self.start[block]} to {ends[block]}: the runner lost or doubled a block, run again"
@@ -331,8 +378,13 @@ class Receipts:
         result = []
         for first, stop in itertools.pairwise([*changes(self.file).tolist(), len(self)]):
             nodes = self._nodes.slice(first, stop - first).flatten().flatten()
-            digest = tree_digest(itertools.starmap(Node, zip(*(each.to_pylist() for each in nodes), strict=True)))
-            result.append({"path": self.paths[first], "size": self._path_size[first].as_py(), "digest": digest})
+            columns = [each.to_pylist() for each in nodes]
+            entry = {
+                "path": self.paths[first],
+                "size": self._path_size[first].as_py(),
+                "digest": tree_digest(map(Node, *columns)),
+            }
+            result.append(entry)
         return result
 
     def of_parts(self, wanted: Array) -> "Receipts":
@@ -341,19 +393,26 @@ class Receipts:
         here = wanted[self.entry_domain.flat]
         lengths = self.entry_domain.sums(here)
         for name in ("entry_domain", "entry_rows", "entry_tokens"):
-            setattr(found, name, Ragged.from_lengths(getattr(self, name).flat[here], lengths))
-        found.rows, found.tokens = found.entry_rows.sums(), found.entry_tokens.sums()
+            entries = getattr(self, name).flat[here]
+            setattr(found, name, Ragged.from_lengths(entries, lengths))
+        found.rows = found.entry_rows.sums()
+        found.tokens = found.entry_tokens.sums()
         return found
 
     def counts(self, kind: str) -> dict[str, int]:
         """Sums of one kind, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""
         sums = np.bincount(self._counted.flat, self._counts.flat, len(self._keys))
-        return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
+        found = {}
+        for (of, what), count in zip(self._keys, sums.tolist(), strict=True):
+            if of == kind and count:
+                found[what] = int(count)
+        return found
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: the count of a kind in each block; `of`: only these names."""
         wanted = np.array([found == kind and (of is None or what in of) for found, what in self._keys], bool)
-        return self._counts.sums(np.where(wanted[self._counted.flat], self._counts.flat, 0))
+        counts = np.where(wanted[self._counted.flat], self._counts.flat, 0)
+        return self._counts.sums(counts)
 
 
 def _texts(paths: pa.DictionaryArray) -> list[str]:
@@ -418,7 +477,8 @@ class RowIndex:
 
     def head(self, rows: int) -> "RowIndex":
         """The row index up to the `rows`-th row. The line of that row is the last line that is read."""
-        return self.take(slice(rows), status=self.status[: int(self.line[rows - 1]) + 1])
+        last_line = int(self.line[rows - 1])
+        return self.take(slice(rows), status=self.status[: last_line + 1])
 
     def statistics(self, domains: Sequence[str], made: Mapping[str, int]) -> dict[str, Any]:
         """The values of `STATISTICS` for these rows and lines, without `columns`.
@@ -428,14 +488,18 @@ class RowIndex:
             made: see `BlockReceipt.counts`.
         """
         outcomes: dict[str, dict[str, int]] = {"blank": {}, "dropped": {}, "rejected": {}}
-        lines, roles = np.bincount(self.status, minlength=len(self.outcomes) + 1), self.roles.sums(len(self.status))
+        lines = np.bincount(self.status, minlength=len(self.outcomes) + 1)
         for (kind, reason), count in zip(self.outcomes, lines[1:].tolist(), strict=True):
             outcomes[kind]["" if kind == "blank" else reason] = count
+        roles = self.roles.sums(len(self.status))
+        by_role = {}
+        for place, kind in enumerate(ROLE_COUNTS):
+            by_role[kind] = {role: each[place] for role, each in roles.items()}
         counts = {
             **outcomes,
             "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
             "made": made,
-            **{kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)},
+            **by_role,
         }
         rows = np.bincount(self.domain, minlength=len(domains))
         tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
@@ -507,17 +571,23 @@ class RowIndexes:
         receipts: Receipts,
         see: Callable[[RowIndex, str], View] = lambda found, _: View(found),
     ) -> None:
-        self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
+        self._fetch = fetch
+        self._receipts = receipts
+        self._see = see
+        self._found: dict[int, View] = {}
 
     def view(self, block: int, ahead: Sequence[int] = ()) -> View:
         """The view of a block. A fetch also brings the blocks `ahead`, up to `most_rows`."""
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))
-            sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
-            wanted = wanted[: max(1, int(np.searchsorted(sizes, self.most_rows)))]
+            receipts = self._receipts
+            sizes = np.cumsum(receipts.rows[wanted] + receipts.lines[wanted])
+            fitting = int(np.searchsorted(sizes, self.most_rows))
+            wanted = wanted[: max(1, fitting)]
             new = [each for each in wanted if each not in self._found]
-            found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
+            names = receipts.names.take(pa.array(new)).to_pylist()
+            found = self._fetch(names)
             self._found = {each: self._found[each] for each in wanted if each in self._found}
             for each, row_index in zip(new, found, strict=True):
-                self._found[each] = self._see(row_index, self._receipts.copies[each])
+                self._found[each] = self._see(row_index, receipts.copies[each])
         return self._found[block]
