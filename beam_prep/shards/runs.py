@@ -53,7 +53,8 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
             found[domain] = int(_exact(each.tokens))
         elif each.epochs is not None:
             found[domain] = int(_exact(each.epochs) * there[domain])
-    fixed = sum(found.values()) + sum(tokens for domain, tokens in there.items() if domain not in wanted)
+    unnamed = sum(tokens for domain, tokens in there.items() if domain not in wanted)
+    fixed = sum(found.values()) + unnamed
     shares = {domain: _exact(each.share) for domain, each in wanted.items() if each.share is not None}
     left = rest(shares.values())
     if shares and (left > 0) != (fixed > 0):
@@ -64,7 +65,12 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
     if shares:
         limits = {domain: there[domain] / share for domain, share in shares.items()}
         scarce = [limit for domain, limit in limits.items() if not wanted[domain].repeat]
-        total = fixed / left if left else min(scarce) if scarce else max(limits.values())
+        if left:
+            total = fixed / left
+        elif scarce:
+            total = min(scarce)
+        else:
+            total = max(limits.values())
         found |= {domain: int(share * total) for domain, share in shares.items()}
     for domain, tokens in found.items():
         most = MOST_EPOCHS if wanted[domain].repeat or wanted[domain].epochs is not None else 1
@@ -90,7 +96,8 @@ def cutoff(keys: Array, tokens: Array, wanted: int) -> int | None:
     if wanted <= 0 or not len(keys):
         return None
     order = np.argsort(keys, kind="stable")
-    place = min(int(np.searchsorted(np.cumsum(tokens[order]), wanted)), len(order) - 1)
+    drawn = np.cumsum(tokens[order])
+    place = min(int(np.searchsorted(drawn, wanted)), len(order) - 1)
     return int(keys[order[place]])
 
 
@@ -123,9 +130,10 @@ class Parts:
         split = np.array([split_of(name, compose.splits) for name in names], np.int64)
         wanted: dict[int, int] = {}
         if compose.mix:
-            mixed = {domain_of(name, compose.splits): code for code, name in enumerate(names) if split[code] == 0}
+            mixed = {domain_of(names[code], compose.splits): code for code in np.flatnonzero(split == 0).tolist()}
             there = {domain: int(tokens[code]) for domain, code in mixed.items()}
-            wanted = {mixed[domain]: count for domain, count in budgets(compose.mix, there).items()}
+            for domain, count in budgets(compose.mix, there).items():
+                wanted[mixed[domain]] = count
         written = tokens.copy()
         for code, count in wanted.items():
             written[code] = count
@@ -199,8 +207,12 @@ class Runs:
     def merge(self, part: int, number: int, most: int) -> Merge:
         """The merge that makes a shard; `number`: its range of keys. For `most` see `Merge`."""
         bins = int(self.bins[part] // self.parts.ranges[part])
-        files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
-        first, every = number * bins, int(self.bins[part])
+        if self.levels == 1:
+            files, width = self.runs, 0
+        else:
+            files, width = self.merged, int(self.width[part])
+        first = number * bins
+        every = int(self.bins[part])
         return Merge(self.facts, files, width, part, first, first + bins, every, most)
 
 
@@ -228,7 +240,8 @@ def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) ->
     before = np.cumsum(tokens[used]) - tokens[used]
     total = int(tokens[used].sum())
     # Runs are larger if that saves a level, or if there would be more runs than two levels can merge.
-    size = max(sizes.run, min(total // sizes.runs, 2 * sizes.run), total // sizes.runs**2)
+    saves_a_level = min(total // sizes.runs, 2 * sizes.run)
+    size = max(sizes.run, saves_a_level, total // sizes.runs**2)
     _, group = np.unique(before // size, return_inverse=True)
     count = int(group[-1]) + 1 if len(group) else 0
     written = np.maximum(1, parts.tokens * copies)
@@ -239,14 +252,16 @@ def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) ->
     width = np.ones(len(bins), np.int64)
     if (bins > most).any() or count > sizes.runs:
         # With this many wide ranges both levels read pieces of about the same size.
-        width = -(-bins // min(most, int(np.sqrt(bins.max())) + 1))
+        wide_ranges = min(most, int(np.sqrt(bins.max())) + 1)
+        width = -(-bins // wide_ranges)
     wide = int((-(-bins // width)).max(initial=1))
     together = min(max(2, wide), sizes.runs)  # a task of the second level then has about the tokens of a run
     names = tuple(receipts.domains)
     runs = Runs(compose, names, parts, bins, width, count, together, facts)
     places = _places(receipts, used)
     blocks = np.bincount(group, minlength=count).tolist()
-    return runs, (RunGroup(index, tuple(itertools.islice(places, many)), runs) for index, many in enumerate(blocks))
+    groups = (RunGroup(index, tuple(itertools.islice(places, many)), runs) for index, many in enumerate(blocks))
+    return runs, groups
 
 
 def _places(receipts: Receipts, used: Array) -> Iterator[Place]:
@@ -254,10 +269,12 @@ def _places(receipts: Receipts, used: Array) -> Iterator[Place]:
     columns = (receipts.file, receipts.first_byte, first_lines(receipts))
     for first in range(0, len(used), 10_000):
         blocks = used[first : first + 10_000]
-        names, copies = receipts.names.take(pa.array(blocks)).to_pylist(), map(receipts.copies.__getitem__, blocks)
+        names = receipts.names.take(pa.array(blocks)).to_pylist()
+        copies = map(receipts.copies.__getitem__, blocks)
         parts = map(tuple, receipts.entry_domain.take(blocks).to_lists())
         where = (column[blocks].tolist() for column in columns)
-        yield from map(Place, names, copies, *where, parts, receipts.rows[blocks].tolist())
+        rows = receipts.rows[blocks].tolist()
+        yield from map(Place, names, copies, *where, parts, rows)
 
 
 class Limit(NamedTuple):
@@ -312,8 +329,9 @@ class RunCounts:
         for code, taken in parts.taken().items():
             if taken.most is not None:
                 here = (made.part == code) & (made.sample > 0)
-                first = (made.sample[here] >> np.uint64(64 - HISTOGRAM)).astype(np.int64)
-                found[code] = np.bincount(first, tokens[here], 1 << HISTOGRAM).astype(np.int64)
+                first = made.sample[here] >> np.uint64(64 - HISTOGRAM)
+                counts = np.bincount(first.astype(np.int64), tokens[here], 1 << HISTOGRAM)
+                found[code] = counts.astype(np.int64)
         return cls(samples=found)
 
     def limits(self, parts: Parts) -> dict[int, Limit]:
@@ -321,9 +339,11 @@ class RunCounts:
         found = {}
         for code, counts in self.samples.items():
             until = np.cumsum(counts)
-            bin_ = min(int(np.searchsorted(until, parts.more(code))), len(until) - 1)
-            first = bin_ << (64 - HISTOGRAM)
-            found[code] = Limit(first, first + (1 << (64 - HISTOGRAM)) - 1, int(until[bin_] - counts[bin_]))
+            place = int(np.searchsorted(until, parts.more(code)))
+            place = min(place, len(until) - 1)
+            first = place << (64 - HISTOGRAM)
+            last = first + (1 << (64 - HISTOGRAM)) - 1
+            found[code] = Limit(first, last, int(until[place] - counts[place]))
         return found
 
     @classmethod
@@ -333,13 +353,19 @@ class RunCounts:
         for code in np.unique(made.part).tolist():
             here = made.part == code
             limit = limits.get(code)
-            open_ = here & (made.sample >= np.uint64(max(1, limit.first))) if limit is not None else np.zeros_like(here)
-            sure = here & ~open_
-            rows[code] = np.bincount(number[sure], minlength=int(parts.ranges[code]))
-            sums[code] = np.array([tokens[sure].sum(), np.count_nonzero(made.sample[sure])], np.int64)
+            sure = here
             if limit is not None:
-                found = (made.sample[open_], tokens[open_].astype(np.uint64), number[open_].astype(np.uint64))
+                is_open = here & (made.sample >= np.uint64(max(1, limit.first)))
+                sure = here & ~is_open
+                found = (
+                    made.sample[is_open],
+                    tokens[is_open].astype(np.uint64),
+                    number[is_open].astype(np.uint64),
+                )
                 border[code] = np.stack(found, axis=1)
+            rows[code] = np.bincount(number[sure], minlength=int(parts.ranges[code]))
+            drawn = np.count_nonzero(made.sample[sure])
+            sums[code] = np.array([tokens[sure].sum(), drawn], np.int64)
         return cls(1, {}, rows, sums, border)
 
 
@@ -372,19 +398,25 @@ class MergedShards:
     @classmethod
     def of(cls, runs: Runs, counts: RunCounts, limits: Limits) -> "MergedShards":
         """From the counts of all runs."""
-        most, written, found = {}, {}, [np.zeros((3, 0), np.int64)]
+        most, written = {}, {}
+        found = [np.zeros((3, 0), np.int64)]
         for code in sorted({*counts.rows, *counts.border}):
-            rows, (tokens, drawn) = counts.rows[code].copy(), counts.tokens[code].tolist()
-            if (border := counts.border.get(code)) is not None:
-                limit = limits[code]
-                samples, sizes, number = border[:, 0], border[:, 1].astype(np.int64), border[:, 2].astype(np.int64)
-                most[code] = cutoff(samples, sizes, runs.parts.more(code) - limit.before) or 0
+            rows = counts.rows[code].copy()
+            tokens, drawn = counts.tokens[code].tolist()
+            border = counts.border.get(code)
+            if border is not None:
+                samples = border[:, 0]
+                sizes, number = border[:, 1:].astype(np.int64).T
+                missing = runs.parts.more(code) - limits[code].before
+                most[code] = cutoff(samples, sizes, missing) or 0
                 taken = samples <= np.uint64(most[code])
                 rows += np.bincount(number[taken], minlength=len(rows))
-                tokens, drawn = tokens + int(sizes[taken].sum()), drawn + int(np.count_nonzero(taken))
+                tokens += int(sizes[taken].sum())
+                drawn += int(np.count_nonzero(taken))
             written[code] = int(rows.sum()), tokens, drawn
             numbers = np.flatnonzero(rows)
-            found.append(np.stack([np.full_like(numbers, code), numbers, rows[numbers]]))
+            codes = np.full_like(numbers, code)
+            found.append(np.stack([codes, numbers, rows[numbers]]))
         part, number, count = np.concatenate(found, axis=1)
         split = np.array([split_of(runs.names[code], runs.compose.splits) for code in part.tolist()], np.int64)
         order = np.lexsort((part, number, split))
@@ -406,7 +438,12 @@ class MergedShards:
             there = int(parts.rows[code])
             records = there if taken.copies else drawn
             domain = domain_of(self.runs.names[code], self.runs.compose.splits)
-            found[domain] = {"wanted_tokens": parts.wanted[code], "tokens": tokens, "records": records, "rows": rows}
+            found[domain] = {
+                "wanted_tokens": parts.wanted[code],
+                "tokens": tokens,
+                "records": records,
+                "rows": rows,
+            }
             left_out += there - records
         return found, left_out
 
