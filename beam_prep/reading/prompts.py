@@ -48,11 +48,13 @@ def sides_of(outputs: Sequence[Output], implicit: bool) -> list[Sides]:
     for output in outputs:
         *prompt, side = output.sections
         templates = {section.template is not None for section in output.sections}
-        if output.kind != "ids" or not prompt or side.action not in ("train", "$role") or len(templates) > 1:
+        is_trained = side.action in ("train", "$role")
+        if output.kind != "ids" or not prompt or not is_trained or len(templates) > 1:
             continue
         if all(section.action == "mask" for section in prompt):
             fields = tuple(section.field for section in prompt)
-            found.setdefault((fields, side.template is not None), {})[side.field] = None
+            names = found.setdefault((fields, side.template is not None), {})
+            names[side.field] = None
     return [
         Sides(prompt, tuple(names), messages, implicit and len(names) > 1)
         for (prompt, messages), names in found.items()
@@ -75,17 +77,20 @@ def with_prompt(record: Record, sides: Sides) -> Record:
     if len({type(value) for value in values}) > 1:
         found = ", ".join(f"{name!r} is {describe(value)}" for name, value in zip(names, values, strict=True))
         raise Reject("wrong_type", f"{found}: wanted sides of one kind")
-    given = [value for name in sides.prompt if not is_absent(value := record.get(name))]
+    given = [record[name] for name in sides.prompt if not is_absent(record.get(name))]
     if given:
-        return _of_messages(record, sides, given, values) if sides.messages else _of_texts(record, sides, given, values)
-    if not sides.implicit or not isinstance(values[0], list if sides.messages else str):
+        without_prompt = _of_messages if sides.messages else _of_texts
+        return without_prompt(record, sides, given, values)
+    kind = list if sides.messages else str
+    if not sides.implicit or not isinstance(values[0], kind):
         return record
     return _with(record, sides, *_shared(sides, values))
 
 
 def _with(record: Record, sides: Sides, prompt: Any, answers: Sequence[Any]) -> Record:
     rest = dict.fromkeys(sides.prompt[1:])
-    return {**record, sides.prompt[0]: prompt, **rest, **dict(zip(sides.names, answers, strict=True))}
+    by_side = dict(zip(sides.names, answers, strict=True))
+    return {**record, sides.prompt[0]: prompt, **rest, **by_side}
 
 
 def _shared(sides: Sides, values: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -95,7 +100,8 @@ def _shared(sides: Sides, values: Sequence[Any]) -> tuple[Any, list[Any]]:
     back over a final space.
     """
     _check_different(sides, values, values)
-    first, size = values[0], min(map(len, values))
+    first = values[0]
+    size = min(map(len, values))
     ends = (place for place in range(size) if any(value[place] != first[place] for value in values[1:]))
     at = next(ends, size - 1)
     if isinstance(first, str) and first[:at].endswith(" "):
@@ -125,9 +131,12 @@ def _no_answer(name: str, value: Any) -> Reject:
 
 def _shown(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value[:_SHOWN], ensure_ascii=False) + "..." * (len(value) > _SHOWN)
+        beginning = json.dumps(value[:_SHOWN], ensure_ascii=False)
+        return beginning + "..." * (len(value) > _SHOWN)
     parts = [f"{message['role']}: {_shown(_text_of(message) or '')}" for message in value[:3]]
-    return f"[{', '.join(parts)}{', ...' * (len(value) > 3)}]"
+    if len(value) > 3:
+        parts.append("...")
+    return f"[{', '.join(parts)}]"
 
 
 # Texts.
@@ -167,7 +176,10 @@ def _check_echo(sides: Sides, prompt: str, answers: Mapping[str, str]) -> None:
     if len(words) < _ECHO:
         return
     asked = "".join(words)
-    texts = {name: "".join(side.split()) for name, side in answers.items() if side.lstrip().startswith(words[0])}
+    texts = {}
+    for name, side in answers.items():
+        if side.lstrip().startswith(words[0]):
+            texts[name] = "".join(side.split())
     longer = [name for name, text in texts.items() if text.startswith(asked) and text != asked]
     alone = [name for name, text in texts.items() if text == asked]
     if longer and alone:
@@ -193,7 +205,10 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
             raise _differs(sides, name, asked, chat, "a side has another prompt")
         if place is not None and not place[1]:
             raise _no_answer(name, chat)
-    prompts = {name: place[0] for name, place in zip(sides.names, found, strict=True) if place is not None}
+    prompts = {}
+    for name, place in zip(sides.names, found, strict=True):
+        if place is not None:
+            prompts[name] = place[0]
     prompt = next(iter(prompts.values()), asked)
     for name, other in prompts.items():
         if not _same(prompt, other):
@@ -215,25 +230,28 @@ def _without_echo(
     A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
     code is completed together with its beginning.
     """
-    asked, answers = _text_of(question), [chat[0] for chat in chats if len(chat) == 1]
-    texts = [text for each in answers if _speaker(each) == "assistant" and (text := _text_of(each)) is not None]
+    asked = _text_of(question)
+    answers = [chat[0] for chat in chats if len(chat) == 1]
+    said = [_text_of(each) for each in answers if _speaker(each) == "assistant"]
+    texts = [text for text in said if text is not None]
     if asked is None or len(texts) < len(chats):
         return chats
     rests = [text[len(asked) :] for text in texts]
     repeated = all(begins(text, asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
     if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
-        rests = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
+        rests = [rest.lstrip("\n" if rest[0] == "\n" else " ") for rest in rests]
         return [[{**answer, "content": rest}] for answer, rest in zip(answers, rests, strict=True)]
-    _check_echo(
-        sides, asked, {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
-    )
+    plain = {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
+    _check_echo(sides, asked, plain)
     return chats
 
 
 def _text_of(message: _Message) -> str | None:
     """A content that is a text, or parts of text; otherwise None."""
     content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            return None
         content = "".join(str(part.get("text")) for part in content)
     return content if isinstance(content, str) else None
 
@@ -252,15 +270,16 @@ def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message],
 
     The common beginning may be more than the prompt (a system message, earlier turns), or less (its last turns).
     """
-    (system, asked), (own, rest) = _without_system(asked), _without_system(chat)
+    system, asked = _without_system(asked)
+    own, rest = _without_system(chat)
     if system and own and not _same(system, own):
         return None
     system = system or own
     begins = bool(rest) and _speaker(rest[0]) == "user"
     for place in range(len(rest) - len(asked) + 1 if begins else 1):
+        end = place + len(asked)
         # A prompt of only system messages is the beginning of every conversation.
-        if _same(rest[place : place + len(asked)], asked) and (asked or begins or own):
-            end = place + len(asked)
+        if _same(rest[place:end], asked) and (asked or begins or own):
             return [*system, *rest[:end]], rest[end:]
     for size in range(len(asked) - 1, 0, -1):
         if begins and _same(rest[:size], asked[-size:]):
@@ -281,7 +300,8 @@ def _speaker(message: _Message) -> str:
 
 def _without_system(messages: list[_Message]) -> tuple[list[_Message], list[_Message]]:
     """(the system messages at the beginning, the others)."""
-    size = next((place for place, each in enumerate(messages) if _speaker(each) != "system"), len(messages))
+    others = (place for place, each in enumerate(messages) if _speaker(each) != "system")
+    size = next(others, len(messages))
     return messages[:size], messages[size:]
 
 
