@@ -35,7 +35,8 @@ HELD: dict[str, dict[str, str]] = {
     # The options of `run` are those of `replay`, too.
     "option": {
         "test_options.py": "run.inputs run.output_dir run.config run.config_json run.tokenizer_path run.overwrite "
-        "run.max_reject_chars run.wait run.verbose",
+        "run.max_reject_chars run.verbose",
+        "test_workers_elsewhere.py": "run.wait",
         "test_versions.py": "run.keep_versions run.version_name run.lease",
         "test_bad_data.py": "run.max_reject_rate",
         "test_report.py": "run.max_no_loss_rate report.to",

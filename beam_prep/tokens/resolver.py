@@ -34,10 +34,10 @@ _FILES = ("tokenizer", "vocab", "spiece", "tekken")
 """The folder of a tokenizer has a file whose name begins so."""
 _SHOWN = 6
 _NO_LENGTH = 10**20  # transformers' value for "no limit" is larger
-_SAVE_FAST = (  # Beam's protobuf is below 7; sentencepiece 0.2.3 needs a later one
-    "pip install 'sentencepiece<0.2.3' tiktoken (for a *.model), or load it with transformers yourself (tekken.json: "
-    "with PreTrainedTokenizerFast, beside mistral-common; vocab.json: with its class, as GPT2Tokenizer), and give the "
-    "folder that `save_pretrained` of a fast tokenizer writes (one with tokenizer.json)"
+_SAVE_FAST = (
+    "load it with transformers yourself (tekken.json: with PreTrainedTokenizerFast, beside mistral-common; vocab.json: "
+    "with its class, as GPT2Tokenizer), and give the folder that `save_pretrained` of a fast tokenizer writes (one "
+    "with tokenizer.json)"
 )
 _TOKENS = 64
 
@@ -161,7 +161,8 @@ def _what_is_wrong(path: str, error: Exception) -> str:
                 json.loads(text)
         except (OSError, ValueError, RecursionError) as problem:
             return f"{file.name} cannot be read ({problem}): copy it again, or mend it"
-    return f"{says}; {_SAVE_FAST}"
+    # Beam's protobuf is below 7; sentencepiece 0.2.3 needs a later one.
+    return f"{says}; pip install 'sentencepiece<0.2.3' tiktoken (for a *.model), or {_SAVE_FAST}"
 
 
 def rust_tokenizer(source: bytes, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":
