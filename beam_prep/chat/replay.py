@@ -84,7 +84,7 @@ class Replay:
         renderer_of: Callable[[Variables], Renderer],
         facts_of: Callable[[Variables], Facts],
     ) -> None:
-        self._renderer_of, self._facts_of = renderer_of, facts_of
+        self._tokens, self._renderer_of, self._facts_of = tokens, renderer_of, facts_of
         self._plans = dict[Any, Plan | int | None]()
         self._possible = _is_readable(tree)
         # The first two characters of each special token.
@@ -163,6 +163,7 @@ class Replay:
         parts.append(text[at:])
         if any(_MARK in constant for constant in parts[::2]):
             raise NotReplayable  # a value in another form
+        self._check_borders(parts)
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
         left_out = itertools.chain.from_iterable(lacking for _, lacking in self._facts_of(variables).gaps.values())
         rests = tuple({rest.strip()[:2] for rest in left_out if rest.strip()})
@@ -171,6 +172,19 @@ class Replay:
         if self._joined(plan, leaves) != rendered:
             raise NotReplayable
         return plan
+
+    def _check_borders(self, parts: list[str]) -> None:
+        """Raises NotReplayable if a special token may lie across the border of a text."""
+        before, behind = parts[:-1:2], parts[2::2]
+        if "" in behind[:-1]:
+            raise NotReplayable  # between two texts
+        begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
+        ends = [token[1:] for token in self._tokens.texts if len(token) > 1]  # of a text, only the last character
+        if any(constant.endswith(begun) for constant in before) or any(
+            end.startswith(constant) or constant.startswith(end)
+            for end, constant in itertools.product(ends, filter(None, behind))
+        ):
+            raise NotReplayable
 
     def _rendered(
         self, messages: Sequence[Message], variables: Variables, tools: Any

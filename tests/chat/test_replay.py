@@ -250,6 +250,14 @@ def test_what_a_text_decides_beside_the_text_is_decided_for_each_chat(
         check(template, [{"role": "user", **said}, *([{"role": "assistant", **said}] if "name" in said else [])])
 
 
+@pytest.mark.parametrize(("written", "half"), [("<{{ m.name }}>", "/s"), ("{{ m.name }}{{ '/s>' }}", "so <")])
+def test_a_token_across_the_border_of_a_text_is_not_overlooked(written: str, half: str) -> None:
+    source = CHATML.replace("{{ m.content }}", "{{ m.content }}{% if m.name %}" + written + " so{% endif %}")
+    template = ChatTemplate(source, TOKENS, CONTROLS)
+    for name in (*["helper"] * 8, half):
+        check(template, [say("user", "ask"), {**say("assistant", "yes"), "name": name}])
+
+
 def test_kinds_are_told_apart() -> None:
     """By roles that are named like variables, by a null role of a tool, and texts that are one object in Python."""
     template = ChatTemplate("{{ more }}" + CHATML, TOKENS, CONTROLS)
