@@ -204,8 +204,14 @@ def _unknown_tokens(folder: str, found: Any) -> Iterator[str]:
 
     transformers gives such a token an id behind the last one, for which a model has no row.
     """
-    source, model = _json_of(folder, "tokenizer.json"), _json_of(folder, "config.json")
-    rows = max(_largest_id(source) + 1, model.get("vocab_size") or 0) if source else sys.maxsize
+    names = ("tokenizer", "config", "added_tokens", "tokenizer_config")
+    source, model, added, config = (_json_of(folder, f"{name}.json") for name in names)
+    if source:
+        known = [_largest_id(source)]
+    else:
+        of_config = map(int, config.get("added_tokens_decoder", ()))
+        known = [*found.backend_tokenizer.get_vocab(False).values(), *added.values(), *of_config]
+    rows = max(max(known, default=-1) + 1, model.get("vocab_size") or 0)
     for token, number in found.get_added_vocab().items():
         if number >= rows:
             keys = [key for key, value in found.special_tokens_map.items() if value == token]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 import beam_prep as bp
 from beam_prep.chat.chat_format import chat_format_of, template_of
@@ -111,6 +112,20 @@ def test_a_new_token_for_which_the_model_has_a_row_is_taken(tmp_path: Path) -> N
     folder = changed(tmp_path / "made", files={"config.json": rows}, pad_token="<pad_new>")
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.pad_id == load_reference(folder).pad_token_id == tokenizer.max_id
+
+
+def test_a_new_token_is_refused_without_a_tokenizer_json_too(tmp_path: Path) -> None:
+    vocab = {character: number for number, character in enumerate([*sorted(ByteLevel.alphabet()), "<end>"])}
+    names = {"tokenizer_class": "GPT2Tokenizer", **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<end>")}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    for pad, added in (("<end>", {}), ("<pad>", {"<pad>": len(vocab)})):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**names, "pad_token": pad}))
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+        assert Tokenizer.load(tmp_path).pad_id == {**vocab, **added}[pad]
+    (tmp_path / "added_tokens.json").unlink()
+    with pytest.raises(TokenizerError, match=r"pad_token names '<pad>', which the vocabulary lacks; .* new id 257"):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize(
