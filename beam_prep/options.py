@@ -203,11 +203,15 @@ class Option:
         return get_args(get_args(self.type)[0]) if self.kind == "choice" else ()
 
     def parse(self, text: str) -> Any:
-        """Parses a value.
+        """Parses a value. "" is the default: `--staging "$UNSET"` must not be the current folder.
 
         Raises:
             argparse.ArgumentTypeError: the value is not one of this option.
         """
+        if text == "":
+            if self.required:
+                raise argparse.ArgumentTypeError("is empty, and the job needs it")
+            return self.default
         try:
             return TypeAdapter(self.type).validate_python(text)
         except ValidationError as error:

@@ -85,10 +85,10 @@ def test_a_flag_stands_alone_or_says_true_or_false(words: list[str], overwrite: 
 
 
 def test_an_empty_value_is_none_at_all() -> None:
-    empty = [
-        f"--{option.name}=" for option in OPTIONS if not option.required and option.name not in ("inputs", "config")
-    ]
-    assert vars(parsed(*JOB, *empty)) == vars(parsed(*JOB))
+    empty = [option for option in OPTIONS if not option.required and option.name not in ("inputs", "config")]
+    assert vars(parsed(*JOB, *(f"--{option.name}=" for option in empty))) == vars(parsed(*JOB))
+    words = [word for option in empty if option.kind != "boolean" for word in (f"--{option.name}", "")]
+    assert vars(parsed(*JOB, *words)) == vars(parsed(*JOB))
 
 
 def test_inputs_in_one_text_are_taken_apart() -> None:
@@ -103,6 +103,7 @@ def test_inputs_in_one_text_are_taken_apart() -> None:
         ([*JOB, "--config_json={}"], "found --config and --config_json, wanted one of them"),
         ([JOB[0], *JOB[2:]], "the following arguments are required: -o/--output_dir"),
         ([JOB[0], *JOB[2:], "--output_dir="], "the following arguments are required: -o/--output_dir"),
+        ([*JOB, "-o", ""], "argument -o/--output_dir: is empty, and the job needs it"),
         ([*JOB, "--overwrite=maybe"], "argument --overwrite: found 'maybe', wanted true or false"),
         ([*JOB, "--overwrite", "maybe"], "argument --overwrite: found 'maybe', wanted true or false"),
         ([*JOB, "--max_reject_chars=-1"], "argument --max_reject_chars: found '-1', wanted greater than or equal to 0"),
