@@ -187,9 +187,9 @@ def _unknown_option(command: str, words: Sequence[str]) -> str | None:
     if name is None:
         return None
     word = name.lstrip("-").replace("-", "_").lower()
-    meant = instead(word)
-    if meant is None and (place := place_of(word)) is not None:
-        meant = f"here it is {place}{'' if place.startswith('--') else ' in the config'}"
+    meant, place = instead(word), place_of(word)
+    if meant is None and place is not None and (place in known or not place.startswith("--")):
+        meant = f"here it is {place}{'' if place in known else ' in the config'}"
     if meant is None and (near := nearest(f"--{word}", known)) is not None:
         meant = f"did you mean {near}?"
     return f"unknown option {name!r}{'' if meant is None else f'; {meant}'}"
