@@ -398,10 +398,6 @@ def _inspect(given: argparse.Namespace) -> int:
     return 0
 
 
-_OF_OUTPUTS = ("record", "domain", "split", "source")
-"""Options of `inspect` that a preview does not have."""
-
-
 @_command(
     _argument("inputs", nargs="*", metavar="FILE", help=_INPUTS),
     _argument("-c", "--config", required=True, metavar="FILE", help="the config of the run"),
