@@ -472,6 +472,8 @@ def _template(given: argparse.Namespace) -> int:
     import_beam()
     from beam_prep.preview import template
 
+    if given.html and given.json:
+        raise _UsageError("--html and --json exclude each other: type one of them")
     pager = not given.no_pager
     template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
     return 0

@@ -184,6 +184,7 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     ((*JOB, "--num_workers=four"), "argument --num_workers: invalid int value: 'four'"),
     (("inspect", "out", "--reccord", "3"), "unknown option '--reccord'; did you mean --record?"),
     (("verify", "out", "--force"), "unknown option '--force' ("),  # no --overwrite
+    (("template", TOKENIZER, "--html=x.html", "--json"), "--html and --json exclude each other: type one of them"),
     (("gc", "cache_dir", "--older_than=3 days"), "found '3 days', wanted a time such as 90s, 30m, 12h or 7d"),
     (("inspect", "s3://b/out", "--s3_endpoint_url=http://x"), "unknown option '--s3_endpoint_url'"),
     (("rnu", "x.jsonl"), "invalid choice: 'rnu' (choose from 'run', "),
