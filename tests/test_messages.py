@@ -183,7 +183,7 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     ((*JOB, "--max_seq_len=512"), "here it is preprocessing.max_seq_len in the config"),
     ((*JOB, "--num_workers=four"), "argument --num_workers: invalid int value: 'four'"),
     (("inspect", "out", "--reccord", "3"), "unknown option '--reccord'; did you mean --record?"),
-    (("verify", "out", "--force"), "unknown option '--force' ("),  # no --overwrite
+    (("cat", "out", "--force"), "unknown option '--force' (beam-prep cat --help"),  # it has no --overwrite
     (("template", TOKENIZER, "--html=x.html", "--json"), "--html and --json exclude each other: type one of them"),
     (("gc", "cache_dir", "--older_than=3 days"), "found '3 days', wanted a time such as 90s, 30m, 12h or 7d"),
     (("inspect", "s3://b/out", "--s3_endpoint_url=http://x"), "unknown option '--s3_endpoint_url'"),
