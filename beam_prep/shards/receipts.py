@@ -280,7 +280,8 @@ class Receipts:
     def __init__(self, table: pa.Table, lengths: Array) -> None:
         self._table = table.combine_chunks()
         found = {name: _values(self._table[name]) for name in self._table.column_names}
-        self.lengths: tuple[Histogram, ...] = tuple(tuple(np.trim_zeros(each, "b").tolist()) for each in lengths)
+        kept, uncut = (np.trim_zeros(each, "b").tolist() for each in lengths)
+        self.lengths: tuple[Histogram, Histogram] = tuple(kept), tuple(uncut)
         self.names: pa.StringArray = found["name"]
         self.file, self.start, self.size, self.first_byte, self.lines = (
             found[name].to_numpy().astype(np.int64, copy=False)
@@ -493,9 +494,9 @@ class RowIndex:
             outcomes[kind]["" if kind == "blank" else reason] = count
         roles = self.roles.sums(len(self.status))
         by_role = {}
-        for place, kind in enumerate(ROLE_COUNTS):
-            by_role[kind] = {role: each[place] for role, each in roles.items()}
-        counts = {
+        for place, of_role in enumerate(ROLE_COUNTS):
+            by_role[of_role] = {role: each[place] for role, each in roles.items()}
+        counts: dict[str, Mapping[str, int]] = {
             **outcomes,
             "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
             "made": made,
