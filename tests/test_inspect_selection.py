@@ -152,7 +152,8 @@ def test_rejects_that_are_damaged_are_an_error(output: Dataset, tmp_path: Path) 
 def test_ids_stand_before_their_tokens(output: Dataset, shown: Callable[..., str]) -> None:
     plain, text = shown(output.path, "--count", 1), shown(output.path, "--count", 1, "--ids")
     for number in output[0]["sequence"][:5].tolist():
-        assert re.search(rf"\b{number}\b", text) and not re.search(rf"\b{number}\b.*⟦", plain)
+        assert re.search(rf"\b{number}\b", text)
+        assert not re.search(rf"\b{number}\b.*⟦", plain)
 
 
 def _in_terminal(*arguments: object, **environment: str) -> str:
