@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -372,13 +373,16 @@ def usable(folder: Path) -> Path:
 def kept(name: str, make: Callable[[], Mapping[str, bytes]]) -> Path:
     """The folder of this name in the cache; without one, made of these files. It gets its name when it is complete.
 
+    Who cleans a disk by the age of files leaves a folder without them: it is made again.
+
     Raises:
         TokenizerError: it cannot be written.
     """
     folder = cache() / "tokenizers" / name
-    if not folder.is_dir():
+    if not all((folder / each).is_file() for each in ("tokenizer.json", FACTS_FILE)):
         contents = make()
         try:
+            shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent) as made:
                 put(Path(made, name), contents)

@@ -34,9 +34,13 @@ def ask(folder: Path) -> Ask:
     def work() -> dict[str, bytes]:
         nonlocal count
         count += 1
-        return {"tokenizer.json": str(count).encode()}
+        return files(str(count))
 
     return lambda: answer(resolve.remembered(resolve.state_of_folder(str(folder)), work))
+
+
+def files(text: str) -> dict[str, bytes]:
+    return {"tokenizer.json": text.encode(), "beam_prep.json": b"{}"}
 
 
 def answer(found: Path) -> str:
@@ -60,6 +64,16 @@ def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.Mon
     assert ask() == "2"
 
 
+@pytest.mark.parametrize("names", [("tokenizer.json",), ("beam_prep.json",), ("tokenizer.json", "beam_prep.json")])
+def test_a_folder_whose_files_are_gone_is_made_again(names: tuple[str, ...], ask: Ask) -> None:
+    """By a cleaner of the disk, for instance."""
+    assert (ask(), ask()) == ("1", "1")
+    (folder,) = (resolve.cache() / "tokenizers").iterdir()
+    for name in names:
+        (folder / name).unlink()
+    assert (ask(), ask()) == ("2", "2")
+
+
 def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may know classes that another process does not."""
     assert ask() == "1"
@@ -68,10 +82,9 @@ def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.Mo
 
 
 def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
-    answers = iter([b"1", b"2"])
+    answers = iter(["1", "2"])
     asked = [
-        answer(resolve.remembered(resolve.state_of_folder("org/name"), lambda: {"tokenizer.json": next(answers)}))
-        for _ in range(2)
+        answer(resolve.remembered(resolve.state_of_folder("org/name"), lambda: files(next(answers)))) for _ in range(2)
     ]
     assert asked == ["1", "2"]
 
@@ -82,7 +95,7 @@ def test_what_is_derived_is_made_once_for_each_key(folder: Path) -> None:
     def derived(key: str) -> str:
         def make() -> dict[str, bytes]:
             made.append(key)
-            return {"tokenizer.json": f"of {key}".encode()}
+            return files(f"of {key}")
 
         return answer(resolve.remembered([key], make))
 
