@@ -224,7 +224,8 @@ class _Search:
             if isinstance(part, str):
                 yield self._text(part, at, beside)
             elif not isinstance(part, dict):
-                yield part
+                if part is not None or self.rule == "reject":
+                    yield part
             elif _is_file_part(part):
                 of = f" (type {str(part['type'])[:40]!r})" if part.get("type") is not None else ""
                 self._found(f"'{at}' is a file{of}")

@@ -122,6 +122,11 @@ def test_text_stays(case: str, rule: Any) -> None:
 CONFIG = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
 
 
+def test_a_part_that_is_null_is_no_part_where_parts_are_dropped() -> None:
+    made, dropped = text_only(chat([None, ASK]), [CHAT], "drop_parts")
+    assert (made["messages"][0]["content"], dropped) == ([ASK], 0)
+
+
 def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) -> None:
     plain, other = chat("What is it?"), chat([{"type": "image", "url": "a"}, {"type": "image", "url": "b"}, ASK])
     done = run(CONFIG, [{**plain, "image": "a.png"}, other], max_reject_rate=1)
