@@ -289,3 +289,9 @@ def test_a_failed_run_keeps_the_output_that_is_there(run: Callable[..., Any], tm
         run(TEXT, b"bad\n", overwrite=True)
     assert (tmp_path / "out/manifest.json").read_bytes() == before
     assert [reject["text"] for reject in rejects_in(tmp_path / "out.failed")] == ["bad"]
+    # A run that is killed while it writes them leaves rejects without a report.
+    (tmp_path / "out.failed/failure.json").unlink()
+    (tmp_path / "out.failed/rejects/rejects-00001.jsonl").write_text('{"text": "of another run"}')
+    with pytest.raises(RunError):
+        run(TEXT, b"bad\n", overwrite=True)
+    assert [reject["text"] for reject in rejects_in(tmp_path / "out.failed")] == ["bad"]

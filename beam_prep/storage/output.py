@@ -222,6 +222,7 @@ class _Output(ABC):
         """Writes the rejects, then `failure.json`, to `failed`."""
         self.check_claim()
         self._remove_failed()
+        remove_folder(join(self.failed, "rejects"))  # of a run that was killed before it wrote its report
         self._place(map(asdict, rejects), self.failed)
         write_file(join(self.failed, FAILURE), report)
 
