@@ -140,12 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(lines: Iterable[str]) -> None:
-    """Prints lines. For a terminal, they are wrapped between words, except commands, which are there to be copied."""
+    """Prints lines. For a terminal, they are wrapped between words, except commands and long paths, to be copied."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
     for line in lines:
-        as_it_is = not console.is_terminal or line.startswith("  beam-prep ")
+        is_long = max(map(len, line.split(" "))) > console.width
+        as_it_is = not console.is_terminal or line.startswith("  beam-prep ") or is_long
         console.print(line.translate(VISIBLE), soft_wrap=as_it_is)  # texts of records must not control the terminal
 
 

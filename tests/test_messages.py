@@ -280,6 +280,15 @@ def test_a_name_in_a_warning_does_not_control_the_terminal(capsys: Capture) -> N
     assert done.stderr == "a\u241b[31m\n"
 
 
+def test_a_path_is_not_broken_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "/data" + "/folder" * 10
+    cli._say([f"  its report: {path}", "words " * 10])
+    assert path in (said := capsys.readouterr().out)
+    assert said.count("\n") == 3
+
+
 def test_a_template_that_is_not_there_names_what_is(capsys: Capture) -> None:
     assert started("template", TOKENIZER, "--chat_template", "nope") == 2
     said = capsys.readouterr().err
