@@ -97,7 +97,8 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
         else:
             cells = drawn(-(-content // CHUNK), of_file, first=index == chosen[0]).tolist()
             at_cells = (records_at(file, index, cell * CHUNK, CHUNK) for cell in cells)
-            blocks, read = [block for block in at_cells if block is not None], min(content, len(cells) * CHUNK)
+            blocks = [block for block in at_cells if block is not None]
+            read = sum(min(CHUNK, content - cell * CHUNK) for cell in cells)
         complete = complete and not unread and read == content
         found += [(block, content / max(1, read)) for block in blocks]
     found.sort(key=lambda each: (each[0].origin.file, each[0].origin.start))

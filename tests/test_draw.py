@@ -64,6 +64,12 @@ def test_a_sample_is_not_the_head(tmp_path: Path) -> None:
     assert not drawn.all
 
 
+def test_a_short_last_place_stands_for_more_records(tmp_path: Path) -> None:
+    for number in range(130):  # of each file one place of two is read, the last has a tenth of it
+        (tmp_path / f"{number:03d}.jsonl").write_text(lines(0, 320))
+    assert drawn_of(tmp_path, 60).about == pytest.approx(130 * 320, rel=0.1)
+
+
 def test_records_longer_than_a_place_are_found(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(lines(0, 40, 300_000))
     assert len(numbers(drawn_of(tmp_path, 20))) == 20
