@@ -325,7 +325,7 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
         return
     if tokenizer.chat_template is None:
         made.input["chat_template"] = PLAIN_TEMPLATE
-        made.why["input.chat_template"] = "the tokenizer has no chat template. If the model has one, use it"
+        made.why["input.chat_template"] = "the tokenizer has no default chat template. If the model has one, use it"
     elif asks_for_date(tokenizer.chat_template):
         made.input["date"] = today()
 
@@ -531,6 +531,8 @@ def start(
     """
     target = Path(path)
     reasons = target.with_suffix(".md")
+    if target == reasons:
+        raise OutputError(f"-o is {target}, and the reasons are written there: give a name that ends in .json")
     for file in (target, reasons):
         if file.exists() and not overwrite:
             raise OutputError(f"{file} is there already: pass --overwrite to replace it, or choose another -o")

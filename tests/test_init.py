@@ -284,7 +284,7 @@ def bare(tmp_path: Path) -> Path:
 def test_a_tokenizer_without_a_template_gets_one_that_can_be_proven(start: Start, bare: Path) -> None:
     config, reasons, told = start(DATA / "chat.jsonl", tokenizer=str(bare))
     assert config["input"]["chat_template"] == PLAIN_TEMPLATE
-    assert "the tokenizer has no chat template" in reasons
+    assert "the tokenizer has no default chat template" in reasons
     assert "tried on these records:\n260 kept" in told
 
 
@@ -336,6 +336,8 @@ def test_nothing_is_replaced_without_overwrite(
         assert [path.name for path in tmp_path.iterdir()] == [name]
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
+    assert main(["init", str(DATA / "chat.jsonl"), "-o", str(tmp_path / "made.md")]) == 4  # beside it, the same file
+    assert "give a name that ends in .json" in capsys.readouterr().err
     (tmp_path / "made.json").write_text("mine")
     config, _, _ = start(DATA / "chat.jsonl", "--overwrite")
     assert config["mask"] == {"assistant": "train"}
