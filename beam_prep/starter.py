@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -323,10 +324,19 @@ def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer
 def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None:
         return
-    if tokenizer.chat_template is None:
+    source, named = tokenizer.chat_template, tokenizer.chat_templates
+    if source is None and named:
+        name = min(sorted(named), key=lambda each: each in ("tool_use", "rag"))  # these are for special cases
+        source = named[name]
+        made.input["chat_template"] = name
+        made.open.append(
+            f"the tokenizer's chat templates are named {', '.join(map(repr, sorted(named)))}: is {name!r} the one that "
+            "you want (input.chat_template)?"
+        )
+    if source is None:
         made.input["chat_template"] = PLAIN_TEMPLATE
-        made.why["input.chat_template"] = "the tokenizer has no default chat template. If the model has one, use it"
-    elif asks_for_date(tokenizer.chat_template):
+        made.why["input.chat_template"] = "the tokenizer has no chat template. If the model has one, use it"
+    elif asks_for_date(source):
         made.input["date"] = today()
 
 
@@ -537,6 +547,8 @@ def start(
         if file.exists() and not overwrite:
             raise OutputError(f"{file} is there already: pass --overwrite to replace it, or choose another -o")
     files = list_inputs(list(inputs))
+    if {str(file.resolve()) for file in (target, reasons)} & {os.path.realpath(file.path) for file in files}:
+        raise OutputError(f"-o is {target}, and that is an input: choose another -o")
     drawn = draw(files, RECORDS)
     records = [record for block in drawn.blocks for record in block.rows]
     found = find_shape(records)

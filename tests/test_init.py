@@ -284,7 +284,7 @@ def bare(tmp_path: Path) -> Path:
 def test_a_tokenizer_without_a_template_gets_one_that_can_be_proven(start: Start, bare: Path) -> None:
     config, reasons, told = start(DATA / "chat.jsonl", tokenizer=str(bare))
     assert config["input"]["chat_template"] == PLAIN_TEMPLATE
-    assert "the tokenizer has no default chat template" in reasons
+    assert "the tokenizer has no chat template" in reasons
     assert "tried on these records:\n260 kept" in told
 
 
@@ -341,6 +341,14 @@ def test_nothing_is_replaced_without_overwrite(
     (tmp_path / "made.json").write_text("mine")
     config, _, _ = start(DATA / "chat.jsonl", "--overwrite")
     assert config["mask"] == {"assistant": "train"}
+
+
+def test_an_input_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "A page about the sea."}\n')
+    assert main(["init", str(data), "-o", str(data), "--overwrite"]) == 4
+    assert "is an input" in capsys.readouterr().err
+    assert data.read_text() == '{"text": "A page about the sea."}\n'
 
 
 def test_what_is_no_jsonl_or_fits_nothing_is_named(
