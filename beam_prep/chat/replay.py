@@ -31,6 +31,8 @@ _MOST = 1000
 """Most kinds that are kept."""
 _OFTEN = 5
 """How often a kind comes before it is learned. Many conversations of agents come twice; a plan costs two renderings."""
+_AGAIN = -50
+"""The count of a kind that was learned from a chat that is not replayed itself: a later chat may be plain."""
 _LONGEST = 1 << 16
 """Most characters of the texts that are joined. Longer ones may exceed a limit of a rendering."""
 _LEVELS, _LEVELS_OF_TOOL = 3, 2
@@ -146,7 +148,7 @@ class Replay:
             self._plans[key] = known = known + 1
         return known
 
-    def _plan(self, messages: Sequence[Message], variables: Variables, leaves: list[Any]) -> Plan:
+    def _plan(self, messages: Sequence[Message], variables: Variables, leaves: list[Any]) -> Plan | int:
         numbers = itertools.count()
         copies = [_stand_in(message, numbers, _LEVELS) for message in messages]
         tools = _stand_in(variables.get("tools"), numbers, _LEVELS_OF_TOOL)
@@ -169,7 +171,10 @@ class Replay:
         rests = tuple({rest.strip()[:2] for rest in left_out if rest.strip()})
         rendered, also_asked = self._rendered(messages, variables, variables.get("tools"))
         plan = Plan(parts, order, placed, marked, reasoned, asked | also_asked | self._beginnings, rests)
-        if self._joined(plan, leaves) != rendered:
+        joined = self._joined(plan, leaves)
+        if joined is None and "" not in plan.asked:
+            return _AGAIN
+        if joined != rendered:
             raise NotReplayable
         return plan
 

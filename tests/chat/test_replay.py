@@ -258,6 +258,12 @@ def test_a_token_across_the_border_of_a_text_is_not_overlooked(written: str, hal
         check(template, [say("user", "ask"), {**say("assistant", "yes"), "name": name}])
 
 
+def test_a_kind_is_learned_though_its_first_chats_are_not_plain() -> None:
+    template = ChatTemplate(CHATML, TOKENS, CONTROLS)
+    found = [check(template, talk(f"ask {n}", f"say {n}" + " " * (n < 5))) for n in range(70)]
+    assert (any(found[:5]), found[-1]) == (False, True)
+
+
 def test_kinds_are_told_apart() -> None:
     """By roles that are named like variables, by a null role of a tool, and texts that are one object in Python."""
     template = ChatTemplate("{{ more }}" + CHATML, TOKENS, CONTROLS)
