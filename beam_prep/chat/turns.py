@@ -418,8 +418,6 @@ class Turns:
             given = self._renderer, self._messages[:index]
             found = header_of(*given)
             by_prefix = found.prompted and text.startswith(found.whole)
-            if found.prompted and not by_prefix and not found.text[found.closing :].strip():
-                found = plain_header(*given, found.text[: found.closing], found.said)
         except (*RAISED, Refused):  # the template does not take this prefix
             return self._by_prompt(place), False
         if by_prefix:

@@ -115,12 +115,6 @@ def test_what_history_has_of_a_prompt_that_is_always_written_is_the_header() -> 
     assert rendered.text[begin:end] == "<|say|>yes<|z|>"
 
 
-def test_before_a_blank_prompt_the_header_is_that_of_a_plain_answer() -> None:
-    source = everyone("{{ m.role + ': ' + m.content + '<|im_end|>\n' }}", " ")
-    ((begin, end),) = (rendered := ChatTemplate(source, {}, CONTROLS).render(CHAT)).turns[1].spans
-    assert rendered.text[begin:end] == "yes<|im_end|>"
-
-
 # The truth itself
 
 
