@@ -95,6 +95,7 @@ class TurnPlace(NamedTuple):
             None: nothing.
         apart: why the text is not one turn; "" if it is.
         goes_on: the places of the rest of its text, behind other messages' texts within the turn.
+        again: the text is repeated within the turn, and no loop shows whose turn that is.
         owner: the message that the template was rendering when it wrote the text; -1: unknown.
     """
 
@@ -105,6 +106,7 @@ class TurnPlace(NamedTuple):
     said: Said | None
     apart: str = ""
     goes_on: tuple["TurnPlace", ...] = ()
+    again: bool = False
     owner: int = -1
 
     @property
@@ -188,7 +190,19 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
             apart = f"between its texts stands {foreign}"
         seen |= keys
         goes_on.append(_place_of(rendering, piece, index))
-    return _place_of(rendering, first, index)._replace(apart=apart, goes_on=tuple(goes_on))
+    place = _place_of(rendering, first, index)
+    own = [each for each in segments[first[0] : first[-1] + 1] if each.index == index]
+    again = any(
+        other.owner != index and (one.end < other.begin or _repeats(rendering.text, one, other))
+        for one, other in itertools.pairwise(own)
+    )
+    return place._replace(apart=apart, goes_on=tuple(goes_on), again=again)
+
+
+def _repeats(text: str, one: SourceSpan, other: SourceSpan) -> bool:
+    """Whether one of two segments says what the other says."""
+    short, long = sorted((text[one.begin : one.end], text[other.begin : other.end]), key=len)
+    return one.keys == other.keys and bool(short) and len(long) > 1 and short in long
 
 
 def _pieces(segments: list[SourceSpan], orders: list[int], index: int) -> list[list[int]]:

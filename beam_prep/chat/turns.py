@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
-from beam_prep.chat.messages import Message, call, is_said
+from beam_prep.chat.messages import Message, are_plain, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, constants, places, said, spoken_by_others
@@ -61,7 +61,7 @@ class Header(NamedTuple):
     """The text between the last message's text and the place where the model begins to write.
 
     Attributes:
-        text: the header.
+        text: the header; "" if the generation prompt repeats a message's text.
         closing: characters of `text` that the template writes without a generation prompt, too.
         prompted: True: a generation prompt; False: the text before a plain answer, of a template without prompts.
         whole: the rendering up to the end of the header.
@@ -279,7 +279,7 @@ def header_of(renderer: Renderer, messages: Sequence[Message]) -> Header:
     spoken = asked.segments[-1].end if asked.segments else 0
     closing = shared(closed.text, asked.text) - spoken
     if closing < 0:
-        raise Refused("turn_begin", f"the generation prompt repeats a message's text: {asked.text[-60:]!r}")
+        return Header("", 0, True, asked.text, last)
     if asked.text != closed.text:
         return Header(asked.text[spoken:], closing, True, asked.text, last)
     return plain_header(renderer, messages, closed.text[spoken:], last)
@@ -375,6 +375,8 @@ class Turns:
             return ()
         if place.apart or place.goes_on:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
+        if place.again:
+            raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         if place.owner > index and self._messages[place.owner]["role"] == "assistant":
             header = self._trace.text[place.after : place.begin]
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
@@ -418,6 +420,8 @@ class Turns:
             given = self._renderer, self._messages[:index]
             found = header_of(*given)
             by_prefix = found.prompted and text.startswith(found.whole)
+            if found.text and found.prompted and not by_prefix and not found.text[found.closing :].strip():
+                found = plain_header(*given, found.text[: found.closing], found.said)
         except (*RAISED, Refused):  # the template does not take this prefix
             return self._by_prompt(place), False
         if by_prefix:
@@ -425,6 +429,8 @@ class Turns:
                 raise Refused("turn_begin", f"its text stands before the generation prompt: {found.text[-60:]!r}")
             self._check_alone(index, len(found.whole), place.begin)
             return len(found.whole), True
+        if not found.text and found.prompted:
+            raise Refused("turn_begin", f"the generation prompt repeats a message's text: {found.whole[-60:]!r}")
         always = found.text[: found.closing] + _blanks(found.text, found.closing)
         is_header = self._facts.headers.intersection(self._tokens.special.findall(always)[-1:])
         if not found.prompted and is_header:
@@ -435,6 +441,9 @@ class Turns:
         # If `said` differs, a text stands before the turn that the prompt does not have.
         begin = self._behind(found, place) if found.said == place.said else None
         by_header = begin is not None
+        words = "" if begin is None or found.prompted or is_header else text[begin : place.begin].strip()
+        if words and are_plain([self._messages[index]]):
+            raise Refused("turn_begin", f"before its text stand words that a plain answer does not have: {words!r}")
         if begin is None:
             headed = found.text[found.closing :].strip() in text[place.after : min(place.before, len(text))]
             ended = before.spans[-1][1] if before is not None and before.spans and not headed else None
@@ -477,6 +486,14 @@ class Turns:
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
             return None  # the prompt stands further behind
+        between = self._between_repeated(place.begin, place.end)
+        if left in text[begin : place.begin] or any(left in each for each in between):
+            return None  # something else stands within the header
+        if not header.prompted:  # the header is only what the template writes without an answer
+            written = text[begin : place.begin].rstrip()
+            same_end = shared(left[::-1], written[::-1])  # length of the common suffix
+            same_words = {*_NAMES.findall(left)} & {*_NAMES.findall(written)}
+            return None if same_words or _WORD.search(left, len(left) - same_end) or done != closing else begin
         last = "".join(lacking[1:])
         if tokens.only_tags.fullmatch(left) and last and text.startswith(last, begin, until):
             at, wanted = begin + len(last), header.text[len(header.text.rstrip()) :]
@@ -557,10 +574,21 @@ class Turns:
         facts = self._facts
         end = facts.plain_end or facts.end_in_history or self._renderer.special_tokens.get("eos_token")
         at = self._trace.text.find(end, begin, stop) if end else -1
+        unknown = not (facts.plain_end or facts.end_in_history)
+        if unknown and any(map(self._tokens.special.search, self._between_repeated(begin, stop))):
+            raise Refused("turn_apart", "its text is repeated behind a special token")
         while end and at >= 0:
             if not any(each.begin <= at < each.end for each in self._trace.segments):
                 raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
             at = self._trace.text.find(end, at + 1, stop)
+
+    def _between_repeated(self, begin: int, stop: int) -> Iterator[str]:
+        """The texts between segments and their repetitions, in a part of the rendering."""
+        segments, ends = self._trace.segments, dict[tuple[str, ...], int]()
+        for each in segments[bisect.bisect_left(segments, (begin,)) : bisect.bisect_left(segments, (stop,))]:
+            if each.keys in ends:
+                yield self._trace.text[ends[each.keys] : each.begin]
+            ends[each.keys] = each.end
 
     def _check_alone(self, index: int, begin: int, stop: int) -> None:
         """Raises if another message says something between the prompt and the text."""
@@ -604,6 +632,8 @@ class Turns:
         if behind is not None and behind.begin == stop:
             raise Refused("turn_end", f"before its end stands {behind}: {text[behind.begin : behind.end][:40]!r}")
         openings = list(tokens.special.finditer(text, at, stop))
+        if not all(facts.opens(token[0]) for token in openings):
+            raise Refused("turn_end", f"a token that begins a turn stands within the turn: {openings[0][0]!r}")
         head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn
         if facts.plain_end:
             if text.startswith(facts.plain_end, head, place.before):

@@ -89,6 +89,15 @@ def test_a_question_that_says_nothing_is_not_trained_where_it_comes_again() -> N
     assert (turn.spans, turn.reason) == ((), None)
 
 
+def test_a_question_written_twice_is_refused_where_no_loop_says_whose_turn_that_is() -> None:
+    again = "{{ '> ' ~ messages[i - 1].content if i }}{{ m.role + ': ' + m.content + '\n' }}"
+    collected = "{% set i = loop.index0 %}{% set piece %}" + again + "{% endset %}{% set ns.t = ns.t ~ piece %}"
+    source = "{% set ns = namespace(t='') %}{% for m in messages %}" + collected + "{% endfor %}{{ ns.t }}"
+    reason = ChatTemplate(source, {}, CONTROLS).render(CHAT).turns[0].reason
+    assert reason is not None
+    assert reason[0] == "turn_apart"
+
+
 def test_the_prompt_of_another_place_is_the_header_where_none_is_written() -> None:
     turn = "{% if m.role != 'user' and loop.last %}{{ H + T + m.content + E }}{% else %}" + CHATML + "{% endif %}"
     source = everyone(turn).replace("if add_", "if messages[-1].role == 'user' and add_")
