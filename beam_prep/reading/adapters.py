@@ -427,46 +427,52 @@ def adapt_records(records: Records, adapter: Adapter) -> Records:
 def tools(record: Record) -> list[dict[str, Any]] | None:
     """The record's `tools`: a list of schemas, or JSON strings of it or of each; None if absent, null or blank.
 
-    Without them, `functions`, the older field of OpenAI's API: schemas with names, in the same forms, or one alone.
+    `functions`, the older field of OpenAI's API, holds tools, too: a list of schemas with names, or one schema, or
+    either as a JSON string.
 
     Raises:
-        Reject: `bad_tools`: the field holds something else.
+        Reject: `bad_tools`: a field holds something else, or `tools` and `functions` differ.
     """
-    found, given = _schemas(record.get("tools"), "tools"), record.get("functions")
-    if found or not given or (isinstance(given, str) and not _OBJECTS.match(given)):
-        return found
+    found, given = _schemas(record, "tools"), record.get("functions")
     if isinstance(given, str):
-        given = parsed_field(given, "functions", "a list of schemas", "bad_tools")
-    functions = given if isinstance(given, list) else [given]
-    if not any(map(_has_name, functions)):  # lists of names, or code, are no tools
+        has_functions = _OBJECTS.match(given) is not None and '"name"' in given
+    else:  # lists of names, or code, are no tools
+        has_functions = any(map(_has_name, given if isinstance(given, list) else [given]))
+    if not has_functions:
         return found
-    for place, each in enumerate(functions):
-        if not _has_name(each):
-            raise Reject("bad_tools", f"'functions[{place}]' is {describe(each)} without a name, wanted a schema")
-    return [{"type": "function", "function": each.get("function", each)} for each in functions]
+    functions = [each.get("function", each) for each in _schemas(record, "functions") or ()]
+    for place, function in enumerate(functions):
+        if not _has_name(function):
+            raise Reject("bad_tools", f"'functions[{place}]' is an object without a name, wanted a schema")
+    if found and [tool.get("function", tool) for tool in found] != functions:
+        raise Reject("bad_tools", "fields 'tools' and 'functions' hold different schemas, wanted one of them")
+    return found or [{"type": "function", "function": function} for function in functions]
 
 
-def _schemas(given: Any, name: str) -> list[dict[str, Any]] | None:
-    found = parsed_field(given, name, "a list of schemas", "bad_tools") if isinstance(given, str) else given
-    if found is None:
-        return None
-    check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
-    schemas: list[dict[str, Any]] = []
-    for place, each in enumerate(found):
-        if isinstance(each, str) and each.lstrip().startswith("{"):  # of tables, whose schemas differ
-            each = parsed_field(each, f"{name}[{place}]", "a schema", "bad_tools")
-        check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
-        schemas.append(each)
-    return schemas
+def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
+    found = record.get(name)
+    if isinstance(found, str):
+        found = parsed_field(found, name, "a list of schemas", "bad_tools")
+    if isinstance(found, dict) and name == "functions":
+        found = [found]
+    if found is not None:
+        check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
+        for place, each in enumerate(found := [*found]):
+            if isinstance(each, str) and each.lstrip().startswith("{"):  # of tables, whose schemas differ
+                found[place] = each = parsed_field(each, f"{name}[{place}]", "a schema", "bad_tools")
+            check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
+    return found
 
 
 def _has_name(function: Any) -> bool:
     """True for a schema, also in the form of an element of `tools`."""
-    inner = function.get("function", function) if isinstance(function, dict) else None
+    if not isinstance(function, dict):
+        return False
+    inner = function.get("function", function)
     return isinstance(inner, dict) and isinstance(inner.get("name"), str)
 
 
-_OBJECTS = re.compile(r"\s*\[?\s*\{.*\"name\"", re.DOTALL)
+_OBJECTS = re.compile(r"\s*\[?\s*\{")
 
 
 def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json") -> Any:

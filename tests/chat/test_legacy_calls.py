@@ -116,7 +116,7 @@ def test_roles_of_masks_are_those_of_the_records() -> None:
         ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "bad_message", "'m[0]' has both 'function_call'"),
         ({"tool_calls": "get_tide(Brest)"}, "bad_json", "field 'm[0].tool_calls' is a string that is no JSON"),
         ({"functions": [{"a": 1}, TIDE]}, "bad_tools", "'functions[0]' is an object without a name, wanted a schema"),
-        ({"functions": [TIDE, "x"]}, "bad_tools", "'functions[1]' is a string (\"x\") without a name"),
+        ({"functions": [TIDE, "x"]}, "bad_tools", "'functions[1]' is a string (\"x\"), wanted a schema"),
         ({"functions": '[{"name": bad'}, "bad_tools", "field 'functions' is a string that is no JSON ("),
     ],
 )
@@ -153,3 +153,5 @@ def test_functions_are_tools_where_they_are_schemas() -> None:
     others: tuple[Any, ...] = ("main, load", ["main"], '["main"]', {}, [], None, 3, *code)
     for other in others:
         assert variables_of({"functions": other}) == {}
+    with pytest.raises(Reject, match="fields 'tools' and 'functions' hold different schemas, wanted one of them"):
+        variables_of({"functions": [TIDE], "tools": [{"type": "function", "function": {"name": "other"}}]})
