@@ -6,9 +6,11 @@ rendering: it writes marks, of no characters, at the head of each loop, and behi
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import date as Date
 from datetime import datetime
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import jinja2
@@ -99,6 +101,8 @@ def written(value: Any) -> str:
     """`str` for templates."""
     if type(value) is Text or type(value) is str:
         return value
+    if isinstance(value, MethodType | BuiltinMethodType):
+        raise jinja2.exceptions.SecurityError(_ADDRESS_WRITTEN)
     limits.weigh(value)
     text = str(value)
     return text if type(text) is Text else origins.derived(text, (value,))
@@ -109,12 +113,27 @@ def _tilde(values: Iterable[Any]) -> str:
     return origins.concat(map(written, values))
 
 
-def with_known_names(text: str) -> str:
-    """A message without names of our own classes."""
+_ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
+
+
+def without_addresses(text: str) -> str:
+    """A message without memory addresses, which differ in every run, and without names of our own classes."""
     for kind, known in ((Node, "dict"), (Nodes, "list"), (Text, "str")):
         text = text.replace(f"{kind.__module__}.{kind.__name__} ", f"{known} ")
         text = text.replace(f"'{kind.__name__}' object", f"'{known}' object")
-    return text
+    return _ADDRESS.sub("", text)
+
+
+_ADDRESS_WRITTEN = (
+    "a template writes a function, a method without its brackets, or a filter that is not iterated yet: "
+    "its text is a memory address, which differs in every run"
+)
+
+
+def check_addresses(text: str, given: Any) -> None:
+    """Raises SecurityError if a text holds a memory address that the template's input does not hold."""
+    if (" at 0x" in text or " AT 0X" in text) and _ADDRESS.search(text) and not _ADDRESS.search(str(given)):
+        raise jinja2.exceptions.SecurityError(_ADDRESS_WRITTEN)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -148,7 +167,7 @@ class _DictMaker:
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(written(message))
+    raise jinja2.exceptions.TemplateError(without_addresses(written(message)))
 
 
 # json.dumps would make a new encoder each time. Templates cannot make circular values.
@@ -301,6 +320,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             limits.expect(made.bit_length(), limits.MAX_BITS)
         elif kind is list or kind is tuple or (kind is str and operator == "+"):
             limits.bounded(made)
+        elif kind is set:
+            raise jinja2.exceptions.SecurityError("a template makes a set, whose order differs in every run")
         elif isinstance(made, str):
             return origins.sum_of_markup(left, right) if operator == "+" else origins.derived(made, (left, right))
         return made

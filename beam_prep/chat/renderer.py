@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.environment import RAISED_BY_TEMPLATES, with_known_names
+from beam_prep.chat.environment import RAISED_BY_TEMPLATES, check_addresses, without_addresses
 from beam_prep.chat.limits import TemplateLimit
 from beam_prep.chat.messages import Message
 from beam_prep.chat.origins import TOOLS, Origin
@@ -70,14 +70,22 @@ class Renderer:
 
     def run(self, messages: Sequence[Message], prompt: bool = False) -> Trace:
         """One rendering, with origins. The messages are in the form that the template takes."""
+        rendering = trace(self.pieces(messages, prompt))
+        self._check_addresses(rendering.text, messages)
+        return rendering
+
+    def pieces(self, messages: Sequence[Message], prompt: bool = False) -> list[str]:
+        """The strings that the template yields, with origins."""
         tools = self._variables.get("tools")
         more = {} if tools is None else {"tools": origins.wrap(tools, Origin(TOOLS, ("tools",)))}
         nodes = [origins.message_node(message, index) for index, message in enumerate(messages)]
-        return trace(self._yielded(nodes, prompt, more))
+        return self._yielded(nodes, prompt, more)
 
     def text(self, messages: Sequence[Message], prompt: bool = False) -> str:
         """The text, without origins."""
-        return "".join(self._yielded(messages, prompt, {}))
+        text = "".join(self._yielded(messages, prompt, {}))
+        self._check_addresses(text, messages)
+        return text
 
     def written(self, messages: Sequence[Message], prompt: bool) -> str | None:
         """The text, without origins; None if the template raises."""
@@ -85,6 +93,12 @@ class Renderer:
             return self.text(messages, prompt)
         except Reject:
             return None
+
+    def _check_addresses(self, text: str, messages: Sequence[Message]) -> None:
+        try:
+            check_addresses(text, (messages, self._variables))
+        except jinja2.TemplateError as error:
+            raise Reject("template_error", f"the chat template raised: {error}") from None
 
     def _yielded(self, messages: Sequence[Any], prompt: bool, more: dict[str, Any]) -> list[str]:
         limits.begin()
@@ -104,6 +118,6 @@ class Renderer:
         except RAISED_BY_TEMPLATES as error:
             kind = type(error).__name__
             known = "" if kind in ("TemplateError", "UndefinedError", "SecurityError") else f"{kind}: "
-            message = f"the chat template raised: {known}{with_known_names(str(error))}"
+            message = f"the chat template raised: {known}{without_addresses(str(error))}"
             raise Reject("template_error", message) from None
         return found

@@ -1,11 +1,13 @@
 """Our environment for chat templates against transformers' own: the same text, the same refusals, the same walls."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -273,3 +275,42 @@ def test_a_template_that_draws_lots_is_refused() -> None:
         ChatTemplate("{{ [1, 2] | random }}", {}, ())
     for source in ("{{ lipsum() }}", "{{ [[1, 2]] | map('random') | list }}"):
         assert tried(ChatTemplate(source, {}, ()).text, [say("user", "x")]) is None
+
+
+ADDRESS = re.compile("0x[0-9a-f]{6,}", re.IGNORECASE)
+OBJECTS = (
+    *(*jinja2.defaults.DEFAULT_NAMESPACE, "raise_exception", "strftime_now", "self", "m", "messages[0].content.upper"),
+    *("messages[0].keys", "cycler(1, 2)", "joiner(1)", "namespace(a=1).items", "range(3).count"),
+    *("messages | map('upper')", "messages | batch(2)", "messages | slice(2)"),
+)
+
+
+def written(expression: str, way: str) -> str:
+    """What a template writes of an expression, or how it is refused."""
+    source = "{% macro m() %}{% endmacro %}" + way.replace("X", f"({expression})")
+    try:
+        template = ChatTemplate(source, {}, (), date="2026-11-22")
+        return template.render([say("user", "x"), say("assistant", "y")]).text
+    except Reject as reject:
+        return reject.message
+    except TokenizerError as error:  # chance
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("{{ X }}", "{{ X | string }}", "{{ [X] | join }}"),
+        "{% for x in messages %}{{ X }}{{ loop.cycle }}{% endfor %}",
+        *("{{ X ~ '' }}", "{{ {'a': X} }}", "{{ '%s' % X }}", "{{ [X] | pprint }}", "{{ X | e }}"),
+    ],
+)
+def test_nothing_is_written_as_an_address(way: str) -> None:
+    """Which another run would not write again."""
+    assert not [text for name in OBJECTS if ADDRESS.search(text := written(name, way))]
+
+
+def test_what_has_no_order_or_is_one_of_our_classes_is_not_written() -> None:
+    assert "a template writes a function" in written("messages[0].get", "{{ X }}")
+    for expression in ("messages[0].keys() - ['x']", "{'x': 1, 'y': 2}.keys() - 'ab'"):
+        assert "a template makes a set" in written(f"({expression}) | length", "{{ X }}")
