@@ -40,7 +40,9 @@ def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
         files = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
     ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "beam_prep").rglob("*.py")}
     pages = ("inspect/page.css", "inspect/page.html", "inspect/page.js", "report_page.html")
-    ours |= {f"beam_prep/{name}" for name in ("beam_prep_yaml.yaml", "py.typed", "__init__.pyi", *pages)}
+    ours |= {
+        f"beam_prep/{name}" for name in ("beam_prep_yaml.yaml", "data/reasons.toml", "py.typed", "__init__.pyi", *pages)
+    }
     about = {"pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"}
     # PKG-INFO and the like: setuptools'.
     made = {name for name in files if name.startswith("beam_prep.egg-info/")} | {"PKG-INFO", "setup.cfg"}

@@ -164,7 +164,7 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
     about = {"tokenizer_class": "HomeTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_home.Home", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     (folder / "tokenization_home.py").write_text("raise SystemExit(3)\n")
-    with pytest.raises(TokenizerError, match=r"code of its own \(`auto_map`\), which is never run here: .+ or load it"):
+    with pytest.raises(TokenizerError, match=r"code of its own \(`auto_map`\), which is never run here: load it"):
         Tokenizer.load(folder)
     assert "[y/N]" not in "".join(capfd.readouterr())
 
