@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
 import sys
 import tempfile
@@ -371,9 +370,10 @@ def usable(folder: Path) -> Path:
 
 
 def kept(name: str, make: Callable[[], Mapping[str, bytes]]) -> Path:
-    """The folder of this name in the cache; without one, made of these files. It gets its name when it is complete.
+    """The folder of this name in the cache, made of these files if one of them is missing.
 
-    Who cleans a disk by the age of files leaves a folder without them: it is made again.
+    Other processes may make or read it at the same time: each file appears whole, and the facts come last. Who cleans a
+    disk by the age of files leaves a folder without them: they are made again.
 
     Raises:
         TokenizerError: it cannot be written.
@@ -382,13 +382,11 @@ def kept(name: str, make: Callable[[], Mapping[str, bytes]]) -> Path:
     if not all((folder / each).is_file() for each in ("tokenizer.json", FACTS_FILE)):
         contents = make()
         try:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-                put(Path(made, name), contents)
-                with contextlib.suppress(OSError):  # another process was faster
-                    Path(made, name).rename(folder)
-            folder.stat()
+                put(Path(made), contents)
+                for each in sorted(contents, key=FACTS_FILE.__eq__):
+                    Path(made, each).replace(folder / each)
         except OSError as error:  # a full disk
             raise TokenizerError(
                 f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written"

@@ -47,6 +47,17 @@ def answer(found: Path) -> str:
     return (found / "tokenizer.json").read_text()
 
 
+def test_a_folder_that_another_process_made_meanwhile_is_never_without_its_files(folder: Path) -> None:
+    def slow() -> dict[str, bytes]:
+        other = resolve.kept("same", lambda: files("1"))
+        (other / "in use").touch()
+        return files("1")
+
+    found = resolve.kept("same", slow)
+    assert (found / "in use").exists()
+    assert resolve.read(found) == files("1")
+
+
 def test_another_file_is_another_tokenizer_and_weights_are_none_of_it(folder: Path, ask: Ask) -> None:
     assert [ask(), ask()] == ["1", "1"]
     (folder / "model.safetensors").write_text("x")
