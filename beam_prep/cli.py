@@ -92,9 +92,11 @@ def _seconds(text: str) -> float:
     return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}[text[-1]]
 
 
-def size(text: str) -> int:
-    """Bytes. argparse says "invalid size value"."""
-    return TypeAdapter(ByteSize).validate_python(text)
+def _bytes(text: str) -> int:
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a size such as 500MB, 2.5GB or 1TB") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -587,7 +589,7 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     ),
     _argument(
         "--max_bytes",
-        type=size,
+        type=_bytes,
         metavar="SIZE",
         help="then remove the oldest blocks until this size is left: 500MB, 1TB",
     ),
