@@ -233,7 +233,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {name: _bounded(name, each) for name, each in self.filters.items()}
         self.filters |= {"tojson": _tojson, "string": written, "join": _join}
         self.filters |= {_MARK_FILTER: _mark_message, _SUM_FILTER: _sum}
-        self.tests = {name: each if name in _TESTS.split() else _asking(each) for name, each in self.tests.items()}
+        self.tests = {name: each if name in _TESTS else _asking(each) for name, each in self.tests.items()}
         self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
         self.globals["strftime_now"] = None if date is None else _strftime(date)
 
@@ -334,9 +334,11 @@ def _is_number(value: Any) -> bool:
 _OF_MANY = frozenset("items join list length count first last map select reject selectattr rejectattr".split())
 """Filters that ask nothing of texts within a list or an object."""
 _ASKS_NOTHING = frozenset(("default", "d", "string", "tojson", "trim", _MARK_FILTER, _SUM_FILTER))
-_TESTS = "defined undefined none string mapping sequence iterable boolean true false number integer float callable"
-_TESTS += " eq equalto == ne != odd even"
-"""Tests that ask nothing of a text, or compare it."""
+_TESTS = frozenset(
+    "defined undefined none string mapping sequence iterable boolean true false number integer float callable "
+    "eq equalto == ne != odd even".split()
+)
+"""Tests that ask nothing of a text, or compare it, which the text notes itself."""
 
 
 def _asking(test: Any) -> Any:

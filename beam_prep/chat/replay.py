@@ -4,7 +4,8 @@ A kind is given by the roles, the keys of messages, calls and tools, and the var
 stand-in is rendered: a chat of the kind whose texts, and whose arguments and parameters, are known nowhere else. Where
 they stand in the rendering, as they are or as JSON, other chats of the kind have theirs. The chat at hand must give the
 text and the turns of its own rendering. Only plain texts are replayed: of two characters or more, without blanks around
-them, without the first characters of a special token, and without the strings that the template searches texts for.
+them, without the first characters of a special token, and without the constants that the template compares texts with
+or searches for. If it asks more of a text (`origins.ASKED`), or looks into an object, the kind is not replayed.
 `ChatTemplate.render` without replay gives the same result; a sample of each block is compared with it.
 """
 
@@ -251,8 +252,7 @@ def _stand_in(value: Any, numbers: Iterator[int], levels: int) -> Any:
     """The value in a stand-in, see `_kind`.
 
     A text in it has two quotes, which look otherwise where the text is written in another form: as JSON, as Python
-    shows it, or escaped. It has several words, and nine characters, as Mistral's templates want of an id. In an object
-    templates find what they look for in a schema.
+    shows it, or escaped. It has several words, and nine characters, as Mistral's templates want of an id.
     """
     kind = type(value)
     if kind not in RAW or not value:
@@ -275,8 +275,7 @@ def _text(number: str) -> str:
 
 
 def _object(number: str) -> dict[str, Any]:
-    name = _MARK + number
-    return {"type": "object", "properties": {name: {"type": "string", "description": name}}, "required": [name]}
+    return {_MARK: number}
 
 
 def _json(value: Any) -> str:

@@ -113,7 +113,7 @@ class BlockReceipt:
         """The statistics of a block without its place in an input.
 
         Args:
-            values: of the columns of `STATISTICS` before `columns`.
+            values: of the columns of `STATISTICS` up to `uncut`, except `columns`.
             columns: the columns of each row.
         """
         return cls({**values, "columns": json.dumps([astuple(column) for column in columns])})
