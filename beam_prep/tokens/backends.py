@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from beam_prep.data.fim import Parts
-from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take
+from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer, state_of
@@ -222,17 +222,15 @@ class FastEncoder:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
         ids, left = loaded_backend(self.tokenizer).encode(texts, located=True)
-        in_bytes = sizes(texts)
-        wide = np.flatnonzero(in_bytes > characters(texts))
-        others = take(texts, wide)
+        in_bytes, start, stop = _in_bytes(texts, spans)
         lengths = table.of(ids, texts)
         ends = offsets_of(lengths)
         totals = ends[ids.offsets]
         lossless = np.diff(totals) == in_bytes
         lossless[left] = False
         if table.blank:
-            lossless[wide] &= np.array([_BLANK not in text for text in others], bool)
-        tokens = _overlapping(ids, lengths, ends[1:], totals, spans.text, *_in_bytes(others, wide, spans))
+            lossless &= [_BLANK not in text for text in texts]
+        tokens = _overlapping(ids, lengths, ends[1:], totals, spans.text, start, stop)
         if add_special_tokens:
             before, after = _around_text(self.tokenizer)
             ids = with_parts_around(ids, before, after)
@@ -272,21 +270,15 @@ def with_parts_around(ids: Ragged, before: list[int], after: list[int]) -> Ragge
     return Ragged.from_lengths(flat, ids.lengths + len(before) + len(after))
 
 
-def _in_bytes(others: Sequence[str], places: Array, spans: CharSpans) -> tuple[Array, Array]:
-    """Spans of characters -> (first byte, one past the last byte), in UTF-8.
-
-    Args:
-        others: the texts that are not ASCII.
-        places: int64, ascending: their numbers.
-        spans: of all texts.
-    """
-    start, stop = spans.start.copy(), spans.stop.copy()
-    firsts, lasts = (np.searchsorted(spans.text, places, side).tolist() for side in ("left", "right"))
-    for text, first, last in zip(others, firsts, lasts, strict=True):
-        data = np.frombuffer(text.encode(), np.uint8)
-        at = np.append(np.flatnonzero(data >> 6 != 2), len(data))  # where each character begins
-        start[first:last], stop[first:last] = at[start[first:last]], at[stop[first:last]]
-    return start, stop
+def _in_bytes(texts: Sequence[str], spans: CharSpans) -> tuple[Array, Array, Array]:
+    """(bytes of each text; the first byte of each span, one past the last byte), in UTF-8."""
+    data = np.frombuffer(b"".join(map(str.encode, texts)), np.uint8)
+    more = np.flatnonzero(data >> 6 == 2)  # the bytes of characters behind their first
+    owner = more - np.arange(1, len(more) + 1)  # the number of the character
+    borders = offsets_of(characters(texts))
+    first = borders[spans.text]
+    begin, start, stop = (at + np.searchsorted(owner, at) for at in (borders, first + spans.start, first + spans.stop))
+    return np.diff(begin), start - begin[spans.text], stop - begin[spans.text]
 
 
 def _overlapping(
