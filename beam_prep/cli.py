@@ -293,7 +293,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.dry_run:
         from beam_prep.dry_run import dry_run
 
-        _say(dry_run(job).lines())
+        _say(dry_run(job))
         return 0
     result = job.run(wait=given.wait)
     _say([f"{result.output} is up to date: nothing to do"] if result.up_to_date else _made(result))

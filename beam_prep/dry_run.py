@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich import filesize
@@ -27,93 +26,45 @@ NEW, DAMAGED, UNTRUSTED = "not in the token cache", "damaged", "made in a way th
 _FILES_NAMED = 5
 
 
-@dataclass(slots=True)
-class DryRun:
-    """What a run would do.
-
-    Attributes:
-        output: the path of its output.
-        state: `up to date`, `new`, `version`, `replaced`, or `refused`.
-        problem: why the run would be refused.
-        changed: facts that differ from those of the existing output: `config.output.dtype: X -> Y`.
-        blocks, reused: number of blocks of the input, and of those in the token cache.
-        reasons: reason -> number of blocks to tokenise.
-        files: file -> number of its blocks to tokenise.
-        writes: (what is written, bytes, about, free bytes on that disk; None in a store).
-        lacks: a warning for each disk that is too small for all that is written there.
-    """
-
-    output: str
-    state: str
-    problem: str = ""
-    changed: list[str] = field(default_factory=list)
-    blocks: int = 0
-    reused: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-    files: dict[str, int] = field(default_factory=dict)
-    writes: list[tuple[str, int, int | None]] = field(default_factory=list)
-    lacks: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """The result as text for people."""
-        found = {
-            "up to date": f"{self.output} is up to date: nothing would be done",
-            "new": f"{self.output} would be made",
-            "version": f"a new version of {self.output} would be made",
-            "replaced": f"{self.output} would be replaced",
-            "refused": f"the run would be refused: {self.problem}",
-        }
-        lines = [found[self.state]]
-        if self.state == "up to date":
-            return lines
-        lines += [f"  {fact}" for fact in self.changed]
-        made = self.blocks - self.reused
-        lines.append(f"blocks: {self.blocks:,}; {self.reused:,} are in the token cache, {made:,} would be tokenised")
-        lines += [f"  {count:,}: {reason}" for reason, count in self.reasons.items()]
-        lines += [f"  {count:,} of {path}" for path, count in list(self.files.items())[:_FILES_NAMED]]
-        if len(self.files) > _FILES_NAMED:
-            lines.append(f"  ... of {len(self.files):,} files")
-        for what, size, free in self.writes:
-            there = "" if free is None else f" ({filesize.decimal(free)} are free)"
-            lines.append(f"{what}: at most about {filesize.decimal(size)} would be written{there}")
-        return [*lines, *self.lacks]
-
-
-def dry_run(job: Pipeline) -> DryRun:
-    """Finds out what `job.run()` would do.
+def dry_run(job: Pipeline) -> list[str]:
+    """What `job.run()` would do, as text for people.
 
     Reads the inputs, the token cache and the manifest of the existing output, and tokenises the first records to
     estimate sizes.
     """
-    path = job.claim().earlier()
-    earlier = EarlierOutput(path)
-    found = DryRun(job.output, "new" if earlier.manifest is None else "replaced")
-    found.state = found.state if job.options.keep_versions is None else "version"
+    output, options = job.output, job.options
+    earlier = EarlierOutput(job.claim().earlier()).manifest
+    lines = [f"{output} would be {'made' if earlier is None else 'replaced'}"]
+    if options.keep_versions is not None:
+        lines = [f"a new version of {output} would be made"]
     try:
         with job.claim().entered(dry=True) as made:
             if made is not None:
-                return DryRun(job.output, "up to date")
+                return [f"{output} is up to date: nothing would be done"]
             _check_output(job)
     except OutputError as error:
-        found.state, found.problem = "refused", str(error)
-    found.changed = [] if earlier.manifest is None else _changes(earlier.manifest, job.facts)
-    token_cache, options = job.cache_of_run(), job.options
+        lines = [f"the run would be refused: {error}"]
+    lines += [] if earlier is None else [f"  {fact}" for fact in _changes(earlier, job.facts)]
+    token_cache = job.cache_of_run()
     splits = [split for place in enumerate(job.inputs) for split in split_file(place, options.block_bytes)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         of_splits = pool.map(lambda split: _blocks(split, job, token_cache), splits)
         blocks = [block for blocks in of_splits for block in blocks]
     to_do = {token_cache.digest(origin): (origin, why) for origin, why in blocks if why is not None}
-    found.blocks, found.reused = len(blocks), len(blocks) - len(to_do)
-    found.reasons = dict(Counter(why for _, why in to_do.values()))
-    found.files = dict(Counter(origin.source.path for origin, _ in to_do.values()))
+    reused = len(blocks) - len(to_do)
+    lines.append(f"blocks: {len(blocks):,}; {reused:,} are in the token cache, {len(to_do):,} would be tokenised")
+    lines += [f"  {count:,}: {reason}" for reason, count in Counter(why for _, why in to_do.values()).items()]
+    files = Counter(origin.source.path for origin, _ in to_do.values())
+    lines += [f"  {count:,} of {path}" for path, count in list(files.items())[:_FILES_NAMED]]
+    lines += [f"  ... of {len(files):,} files"] if len(files) > _FILES_NAMED else []
     cached, written = sizes(job.config, job.tokenizer, job.inputs, options.max_reject_chars)
     cached *= sum(origin.bytes for origin, _ in to_do.values())
     written *= sum(origin.bytes for origin, _ in blocks)
-    needs = [(token_cache.folder, "token cache", cached), (os.path.dirname(job.output), "output", written)]
+    needs = [(token_cache.folder, "token cache", cached), (os.path.dirname(output), "output", written)]
     for folder, what, size in needs:
-        found.writes.append((what, int(size), free_bytes(folder) if is_local(folder) else None))
-    found.lacks = lacks_room(need for need in needs if is_local(need[0]))
-    return found
+        there = f" ({filesize.decimal(free_bytes(folder))} are free)" if is_local(folder) else ""
+        lines.append(f"{what}: at most about {filesize.decimal(int(size))} would be written{there}")
+    return lines + lacks_room(need for need in needs if is_local(need[0]))
 
 
 def _check_output(job: Pipeline) -> None:

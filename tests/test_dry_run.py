@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from beam_prep import cli
-from beam_prep.dry_run import DAMAGED, NEW, UNTRUSTED, DryRun, dry_run
+from beam_prep.dry_run import DAMAGED, NEW, UNTRUSTED, dry_run
 from beam_prep.storage.claims import Claim
 from tests.conftest import tree
 from tests.test_refresh import CONFIG, Jobs, texts
+
+REFUSED = "the run would be refused: "
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
     return Jobs(tmp_path, tokenizer_path)
 
 
-def asked(jobs: Jobs, **options: Any) -> DryRun:
+def asked(jobs: Jobs, **options: Any) -> list[str]:
     """What a dry run says; nothing may change."""
     before, names = tree(jobs.folder, ()), sorted(jobs.folder.rglob("*"))
     found = dry_run(jobs.job(**options))
@@ -29,47 +31,65 @@ def asked(jobs: Jobs, **options: Any) -> DryRun:
     return found
 
 
+def blocks(said: list[str]) -> list[int]:
+    """The numbers of all blocks, of reused ones, and of those to tokenise."""
+    (line,) = (line for line in said if line.startswith("blocks: "))
+    return [int(number) for number in re.findall(r"\d+", line)]
+
+
+def to_do(said: list[str]) -> dict[str, int]:
+    """Reason -> blocks."""
+    found = (re.fullmatch(r"  (\d+): (.+)", line) for line in said)
+    return {each[2]: int(each[1]) for each in found if each is not None}
+
+
+def sizes(said: list[str]) -> list[float]:
+    """kB in the token cache, and in the output."""
+    found = (re.search(r": at most about ([\d.]+) kB would be written", line) for line in said)
+    return [float(each[1]) for each in found if each is not None]
+
+
 def test_a_new_output(jobs: Jobs) -> None:
-    assert asked(jobs, keep_versions=2).lines()[0] == f"a new version of {jobs.folder}/out would be made"
+    assert asked(jobs, keep_versions=2)[0] == f"a new version of {jobs.folder}/out would be made"
     said = asked(jobs)
-    assert (said.state, said.reused, said.reasons) == ("new", 0, {NEW: said.blocks})
     told = jobs.run()
-    assert said.blocks == told["blocks"]
+    count = told["blocks"]
+    assert (said[0], blocks(said), to_do(said)) == (f"{jobs.folder}/out would be made", [count, 0, count], {NEW: count})
     written = sum(path.stat().st_size for path in (jobs.folder / "out" / "__default__").rglob("*") if path.is_file())
-    (_, cache_bytes, _), (_, output_bytes, _) = said.writes
-    assert 0.8 * written < output_bytes < 1.25 * written
+    cache_size, output_size = sizes(said)
+    assert 0.8 * written < 1000 * output_size < 1.25 * written
     cached = sum(path.stat().st_size for path in (jobs.folder / "token_cache").rglob("*") if path.is_file())
-    assert 0.7 * cached < cache_bytes < 1.3 * cached
-    assert asked(jobs).lines() == [f"{jobs.folder}/out is up to date: nothing would be done"]
+    assert 0.7 * cached < 1000 * cache_size < 1.3 * cached
+    assert asked(jobs) == [f"{jobs.folder}/out is up to date: nothing would be done"]
 
 
 def test_what_cache_and_output_need_on_one_disk_is_added(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    (_, cached, _), (_, written, _) = asked(jobs).writes
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=max(cached, written)))
-    (line,) = asked(jobs).lacks
-    assert "are needed" in line
-    assert asked(jobs).lines()[-1] == line
+    free = int(1000 * max(sizes(asked(jobs)))) + 100
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert [line for line in asked(jobs) if "are needed" in line] == asked(jobs)[-1:]
 
 
 def test_an_added_file(jobs: Jobs) -> None:
     jobs.run()
     (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
     said = asked(jobs)
-    assert (said.state, list(said.files)) == ("replaced", [str(jobs.inputs / "b.jsonl")])
-    assert said.reasons == {NEW: said.blocks - said.reused}
+    assert said[0] == f"{jobs.folder}/out would be replaced"
     told = jobs.run()
-    assert (said.blocks, said.reused) == (told["blocks"], told["blocks_reused"])
+    new = told["blocks"] - told["blocks_reused"]
+    assert (blocks(said), to_do(said)) == ([told["blocks"], told["blocks_reused"], new], {NEW: new})
+    assert [line for line in said if " of " in line] == [f"  {new} of {jobs.inputs / 'b.jsonl'}"]
 
 
 def test_which_fact_changed(jobs: Jobs) -> None:
     jobs.run()
     config = {**CONFIG, "preprocessing": {"max_seq_len": 40}}
     said = asked(jobs, config=config)
-    assert said.changed == ["config.preprocessing.max_seq_len: 2048 -> 40"]
-    assert said.reasons == {NEW: said.blocks}
+    assert said[1] == "  config.preprocessing.max_seq_len: 2048 -> 40"
+    assert said[2].startswith("blocks: ")
+    assert to_do(said) == {NEW: blocks(said)[0]}
     layout = asked(jobs, config={**CONFIG, "output": {**CONFIG["output"], "storage_format": ["bin"]}})
-    assert layout.changed[0].startswith("config.output.storage_format: ['bin', ")
-    assert layout.reused == layout.blocks
+    assert layout[1].startswith("  config.output.storage_format: ['bin', ")
+    assert blocks(layout)[0] == blocks(layout)[1] > 0
 
 
 def test_blocks_that_may_not_be_used(jobs: Jobs) -> None:
@@ -79,21 +99,21 @@ def test_blocks_that_may_not_be_used(jobs: Jobs) -> None:
     data[len(data) // 2] ^= 1
     block.write_bytes(data)
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
-    assert asked(jobs).reasons == {DAMAGED: 1, NEW: 1}
-    assert asked(jobs, check="full").reasons[UNTRUSTED] > 1
+    assert to_do(asked(jobs)) == {DAMAGED: 1, NEW: 1}
+    assert to_do(asked(jobs, check="full"))[UNTRUSTED] > 1
 
 
 def test_the_output_of_another_job(jobs: Jobs) -> None:
     jobs.run()
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
-    assert "pass --overwrite" in asked(jobs, overwrite=False).lines()[0]
-    assert asked(jobs).state == "replaced"
+    assert "pass --overwrite" in asked(jobs, overwrite=False)[0]
+    assert asked(jobs)[0] == f"{jobs.folder}/out would be replaced"
     (jobs.folder / "out" / "mine").mkdir()
     (jobs.folder / "out" / "mine" / "manifest.json").write_text("{}")
-    assert f"{jobs.folder}/out/mine/manifest.json is not of it: move it" in asked(jobs).lines()[0]
+    assert f"{jobs.folder}/out/mine/manifest.json is not of it: move it" in asked(jobs)[0]
     shutil.rmtree(jobs.folder / "out")
     (jobs.folder / "out" / "mine").mkdir(parents=True)
-    assert asked(jobs).state == "refused"
+    assert asked(jobs)[0].startswith(REFUSED)
 
 
 def test_the_command(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,18 +133,17 @@ def test_a_dry_run_finds_what_a_run_would_not_start_with(jobs: Jobs, capsys: pyt
     jobs.run()
     (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
     with jobs.job().claim().claims.locked():
-        assert "another job is writing" in asked(jobs).problem
+        assert "another job is writing" in asked(jobs)[0]
     elsewhere = Claim("other", host="elsewhere")
     claims = jobs.job().claim().claims
     claims.take(elsewhere)
     claims.update(launch="other")
-    assert "pid " in asked(jobs).problem
+    assert "pid " in asked(jobs)[0]
     claims.update(launch="other")
     Path(claims.path).unlink()
     manifest = jobs.folder / "out" / "manifest.json"
     manifest.write_text(manifest.read_text()[:100])
-    said = asked(jobs)
-    assert said.state == "refused"
-    assert said.problem.startswith(f"{manifest} is damaged, or is another program's file: if an output of beam_prep")
+    problem = asked(jobs)[0].removeprefix(REFUSED)
+    assert problem.startswith(f"{manifest} is damaged, or is another program's file: if an output of beam_prep")
     assert cli.main(["verify", str(manifest.parent)]) == 1
-    assert said.problem in capsys.readouterr().err
+    assert problem in capsys.readouterr().err

@@ -103,8 +103,7 @@ def test_another_group_leaves_the_blocks_of_a_group(make: Made, tmp_path: Path) 
     changed[2]["sections"] = [{"field": "response", "action": "train"}]
     given = config(changed, output={"columns": "labels"})
     job = Pipeline(PipelineConfig.from_dict(given), None, tmp_path / "out", TOKENIZER_PATH, cache_dir=cache_dir)
-    plan = dry_run(job)
-    assert (plan.blocks, plan.reused) == (3, 1)
+    assert "blocks: 3; 1 are in the token cache, 2 would be tokenised" in dry_run(job)
     made = make(given, cache_dir=cache_dir)
     assert made.run["blocks_reused"] == 1
     assert [rows(made.domain(group["domain"])) for group in changed] == [alone(given, number) for number in range(3)]
