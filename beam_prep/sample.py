@@ -6,7 +6,7 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 import functools
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -30,7 +30,7 @@ from beam_prep.reading.sources import source_of
 from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, shown_in
-from beam_prep.shards.receipts import ROLE_COUNTS, BlockReceipt, RowIndex
+from beam_prep.shards.receipts import ROLE_COUNTS, RowIndex, count_of
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
@@ -327,30 +327,6 @@ class Sample:
         return round(size * self._tokens_per_byte)
 
     @functools.cached_property
-    def _receipts(self) -> list[BlockReceipt]:
-        """The statistics of each block, as a run keeps them."""
-        found, written = [], layout(self.config, self.tokenizer)
-        for rows in (part.rows for part in self.parts):
-            ledger, domain = rows.ledger, np.zeros(len(rows), np.int32)
-            roles = rows.roles.count(rows.line)
-            counted = (rows.line, domain, written.tokens(rows), ledger.status, ledger.outcomes, rows.counters, roles)
-            found.append(BlockReceipt.of(RowIndex(*counted, length=rows.lengths).statistics([""], {}), ()))
-        return found
-
-    def counts(self, kind: str) -> dict[str, int]:
-        """See `BlockReceipt.counts`; over all blocks."""
-        found = Counter[str]()
-        for receipt in self._receipts:
-            found.update(receipt.counts(kind))
-        return dict(sorted(found.items()))
-
-    @functools.cached_property
-    def roles(self) -> dict[str, dict[str, int]]:
-        """role -> {"messages": n, "tokens": n, "trained": n}, of kept rows, as in the manifest."""
-        counts = {what: self.counts(what) for what in ROLE_COUNTS}
-        return {role: {what: counts[what].get(role, 0) for what in ROLE_COUNTS} for role in counts["messages"]}
-
-    @functools.cached_property
     def kept(self) -> tuple[int, int, int]:
         """(rows, tokens, trained tokens) that a run would write, before packing."""
         tokens = trained = 0
@@ -361,7 +337,7 @@ class Sample:
             whole = {output.name for output in part.masked.outputs if output.trains} - masked  # all of it is trained
             tokens += sum(counts["tokens"].values())
             trained += sum(counts["trained"].values()) + sum(counts["tokens"].get(name, 0) for name in whole)
-        return sum(each.kept for each in self._receipts), tokens, trained
+        return sum(len(part.rows) for part in self.parts), tokens, trained
 
     # Records.
 
@@ -380,33 +356,46 @@ class Sample:
                 if kind != "blank":
                     yield kind, reason, part, line
 
-    def outcomes(self) -> dict[str, dict[str, int]]:
-        """Numbers of dropped and rejected records, by reason."""
-        return {kind: self.counts(kind) for kind in ("dropped", "rejected")}
-
     @functools.cached_property
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
-        lines, blank = sum(each["lines"] for each in self._receipts), self.counts("blank").get("", 0)
-        of_files = np.zeros((len(self.files), 2), np.int64)
-        for part in self.parts:
-            of_files[part.rows.origin.file] += (len(filled(part.rows.ledger)), len(part.rows))
+        counts, lines = defaultdict[str, Counter[str]](Counter), 0
+        of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
+        for rows in (part.rows for part in self.parts):
+            ledger, tokens = rows.ledger, rows.lengths
+            one_domain = np.zeros(len(rows), np.int32)
+            found = (rows.line, one_domain, tokens, ledger.status, ledger.outcomes, rows.counters)
+            index = RowIndex(*found, rows.roles.count(rows.line), length=tokens)
+            for each in index.statistics([""], {})["counts"]:
+                kind, what = count_of(each["what"])
+                counts[kind][what] += each["count"]
+            lines += len(ledger.status)
+            of_files[rows.origin.file] += (len(filled(ledger)), len(rows))
         return Plan(
             shards=(),
             rejects=(),
-            ledger=LedgerTotals(lines, blank, self.kept[0], self.counts("dropped"), self.counts("rejected")),
-            counters=self.counts("counter"),
+            ledger=LedgerTotals(lines, counts["blank"][""], self.kept[0], counts["dropped"], counts["rejected"]),
+            counters=dict(sorted(counts["counter"].items())),
             inputs=[{"path": file.path} for file in self.files],
-            roles=self.roles,
+            roles={role: {what: counts[what][role] for what in ROLE_COUNTS} for role in sorted(counts["messages"])},
             shown=tuple(drop for part in self.parts for drop in shown_in(part.rows, TEXT_LIMIT)),
             of_files=of_files,
         )
 
-    @functools.cached_property
+    @property
+    def roles(self) -> dict[str, dict[str, int]]:
+        """role -> {"messages": n, "tokens": n, "trained": n}, of kept rows, as in the manifest."""
+        return self.plan.roles
+
+    @property
     def found(self) -> dict[str, Any]:
         """What the report of a run on these records would show, see `report.Found`."""
-        counts = {"roles": self.roles, "counters": self.counts("counter"), "ledger": self.plan.ledger.as_dict()}
+        counts = {"roles": self.roles, "counters": self.plan.counters, "ledger": self.plan.ledger.as_dict()}
         return {**counts, "totals": {"tokens": {"": self.kept[1]}}}
+
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """Numbers of dropped and rejected records, by reason."""
+        return {kind: self.found["ledger"][kind] for kind in ("dropped", "rejected")}
 
     @functools.cached_property
     def failure(self) -> str | None:
