@@ -1,5 +1,6 @@
 """Looks at a few records of an input before a run: warns of mistakes, chooses the encoder, estimates disk space."""
 
+import functools
 import json
 import logging
 import os
@@ -20,7 +21,6 @@ from beam_prep.data.rendered import Rendered
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.cached_block import encode_block
 from beam_prep.hints import counted
-from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.source import split_name
@@ -39,7 +39,6 @@ from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.steps import Decontaminate
 
 log = logging.getLogger("beam_prep")
 
@@ -58,7 +57,7 @@ _AMPLE = 20
 _PROBE_CHARACTERS = 4096  # a line may have any length, and start-up should be fast
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FirstRecords:
     """A few records of each group of inputs.
 
@@ -108,7 +107,6 @@ class FirstRecords:
         """Probable mistakes: bad answers that are trained, numbers as domains, certain findings of the audit."""
         found: dict[str, None] = {}
         groups = self._groups()
-        samples: list[Sample] = []
         for part, files in groups[:_GROUPS_PROBED]:
             more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
             path, use, key = f"{files[0].path}{more}", part.field_use, part.output.domain_key
@@ -128,37 +126,26 @@ class FirstRecords:
                     f"{len(numbers)} of {len(looked)} records: these are in the domain '__default__'; write it as a "
                     "text for a domain of its own"
                 ] = None
-            if blocks := _drawn(files):
-                samples.append(sample_of(blocks, part, self.tokenizer, files))
-        for sample in with_roles_of_others(samples):
+        for sample in with_roles_of_others(self._samples):
             for finding in findings(sample, FIRST_CHECKS):
                 place = f"{sample.files[0].path}: in {counted(sample.count, 'record')}"
                 found[f"{place}, {finding.says}; to mend it: {finding.mend}"] = None
         return list(found)
 
-    def backend(self, wanted: Backend, references: IndexSource | None) -> Backend:
+    def backend(self, wanted: Backend) -> Backend:
         """The backend that encodes, chosen with a few records as probes.
 
         Args:
             wanted: the requested backend.
-            references: see `recipe.Prepare`.
 
         Raises:
             TokenizerError: the requested backend cannot be used.
         """
-        encoded = [(part, files) for part, files in self._groups() if not part.input.tokenized]
-        if not encoded:
+        small = wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE
+        if small or wanted == "transformers" or all(part.input.tokenized for part in self.config.parts()):
             return "transformers"
-        if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
-            wanted = "transformers"
-        if wanted == "transformers":
-            return wanted
-        texts: list[str] = []
-        for part, files in encoded[:_GROUPS_PROBED]:
-            # What `decontaminate` leaves out stays in.
-            steps = recipe.mask_steps(part, self.tokenizer, references=references)
-            steps = [step for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate)]
-            texts += [text for block in _drawn(files) for text in _texts(recipe.run_steps(steps, block))]
+        rendered = (part.rendered for sample in self._samples for part in sample.parts)
+        texts = [text for block in rendered if block is not None for text in _texts(block)]
         chosen, problem = choose(self.tokenizer, wanted, texts)
         if problem is not None:
             log.info("%s", problem)
@@ -195,6 +182,15 @@ class FirstRecords:
             return error
         advice = advice_on(self.inputs, str(error), ConfigView.of(self.config.canonical()).fields)
         return error if advice is None else RunError(f"{error}; {advice}")
+
+    @functools.cached_property
+    def _samples(self) -> list[Sample]:
+        """The records of each group that are rendered and encoded before a run."""
+        found = []
+        for part, files in self._groups()[:_GROUPS_PROBED]:
+            if blocks := _drawn(files):
+                found.append(sample_of(blocks, part, self.tokenizer, files))
+        return found
 
     def _groups(self) -> list[tuple[PipelineConfig, list[InputFile]]]:
         """The config of each group, and its files."""

@@ -175,8 +175,7 @@ class Pipeline:
             InputError, TokenizerError: an input or the backend cannot be used.
         """
         first, chars = self._first_records, self.options.max_reject_chars
-        index = None if self._references is None else self._references.index
-        self._backend = first.backend(self.options.tokenizer_backend, index)
+        self._backend = first.backend(self.options.tokenizer_backend)
         first.check_files()
         lacks = first.lacks_room(token_cache, self.staging, claim.earlier(), chars)
         return first.tell(job.how, lacks, self._references)
