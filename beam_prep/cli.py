@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # The imports and a tokenizer take seconds, and longer on a cold disk.
             tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
             log.info("beam-prep %s: loading Beam and the tokenizer%s", command, tokenizer)
-        if problem := unknown_beam_options(given.beam_options, command):
+        if problem := unknown_beam_options(given.beam_options, given.command):
             raise _UsageError(problem)
         code = int(given.run(given))
         sys.stdout.flush()
@@ -167,8 +167,6 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         if command in COMMANDS and (problem := _unknown_option(command, words[1:])):
             raise _UsageError(problem) from None  # a misspelt option explains a missing one
         raise error
-    if others and not given.beams:
-        raise _UsageError(_unknown_option(given.command, others) or f"unknown argument {others[0]!r}")
     given.beam_options = others
     if given.command == "run" and (problem := options.complete(given)):
         raise _UsageError(problem)
@@ -216,14 +214,14 @@ def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> s
         beam_options: the options that the command does not have.
         command: the command.
     """
-    if not beam_options:
-        return None
-    if problem := _unknown_option(command, beam_options):
+    unknown = list(beam_options)
+    if problem := _unknown_option(command, unknown):
         return problem
-    try:
-        _, unknown = _parser_of_beam().parse_known_args(list(beam_options))
-    except _UsageError as error:
-        return str(error)
+    if unknown and COMMANDS[command].get_default("beams"):
+        try:
+            _, unknown = _parser_of_beam().parse_known_args(unknown)
+        except _UsageError as error:
+            return str(error)
     return f"unknown argument {unknown[0]!r}" if unknown else None
 
 
