@@ -264,8 +264,10 @@ def import_beam() -> None:
         importlib.import_module("apache_beam")
 
 
-def _reach_stores(beam_options: list[str]) -> None:
-    """Sets Beam's options, which say where a store is."""
+def _reach_stores(paths: Sequence[str], beam_options: list[str]) -> None:
+    """Sets Beam's options, which say where a store is, if a path is in one."""
+    if not any("://" in path for path in paths):
+        return
     import_beam()
     from apache_beam.io.filesystems import FileSystems
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -557,8 +559,7 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     found: dict[str, Any] = {"output": given.output}
     try:
-        if "://" in given.output:
-            _reach_stores(given.beam_options)
+        _reach_stores([given.output], given.beam_options)
         rows = open_dataset(given.output, split=ALL)
         text = read_bytes(f"{rows.path}/{MANIFEST}")
         manifest = load(text, f"{given.output}/{MANIFEST}")
@@ -599,7 +600,7 @@ def _gc(given: argparse.Namespace) -> int:
 
     Options of Beam may follow.
     """
-    _reach_stores(given.beam_options)
+    _reach_stores(given.caches, given.beam_options)
     from beam_prep.storage.token_cache import collect
 
     for path in given.caches:
