@@ -522,21 +522,12 @@ def cat(output: AnyPath, count: int | None = None, domain: str | None = None, sp
     texts = {column.name for column in dataset.schema if column.role == "text"}
 
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS  # Ragged is a dataclass
-    left = len(dataset) if count is None else min(count, len(dataset))
-    for rows in _parts(dataset):
-        names = {"split": rows.split_of(0), "domain": rows.domain_of(0)}
+    for number, row in enumerate(dataset[:count]):
+        names = {"split": dataset.split_of(number), "domain": dataset.domain_of(number)}
         known = {key: name for key, name in names.items() if name is not None}
-        for row in rows[:left]:
-            said = {name: row[name].tobytes().decode(errors="replace") for name in texts}
-            line = orjson.dumps({**known, **row, **said}, default=list, option=option)
-            sys.stdout.write(f"{line.decode().translate(_ESCAPED)}\n")
-            left -= 1
-
-
-def _parts(dataset: Dataset) -> Iterator[Dataset]:
-    """The rows of each domain, split by split."""
-    for rows in [dataset.split(name) for name in dataset.splits] or [dataset]:
-        yield from map(rows.domain, rows.domains)
+        said = {name: row[name].tobytes().decode(errors="replace") for name in texts}
+        line = orjson.dumps({**known, **row, **said}, default=list, option=option)
+        sys.stdout.write(f"{line.decode().translate(_ESCAPED)}\n")
 
 
 # The report of an output.
