@@ -139,7 +139,7 @@ def _kind(value: Any) -> str | None:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return None
     if all(isinstance(item.get("role"), str) for item in value):
-        return "messages"
+        return "messages" if any("content" in item for item in value) else None  # Gemini has `parts`
     return "sharegpt" if all(isinstance(item.get("from"), str) for item in value) else None
 
 
@@ -284,24 +284,31 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
     name, key = shape.fields[0], "from" if shape.kind == "sharegpt" else "role"
     items = (item for record in records for item in record.get(name) or () if isinstance(item, dict))
     roles = dict(Counter(str(item.get(key)) for item in items).most_common())
-    if shape.kind == "sharegpt" or (_has_texts(records, "system") and roles.keys() <= ROLES.keys()):
-        made.input["adapter"] = _sharegpt(name, roles, made)  # which puts `system` among the messages, too
-        name, roles = "messages", {ROLES.get(role, role): count for role, count in roles.items()}
+    renamed = any(near_name(role, dict.fromkeys(ROLES.values())) not in (None, role) for role in roles)
+    beside = _has_texts(records, "system") and roles.keys() <= ROLES.keys()
+    if shape.kind == "sharegpt" or beside or (renamed and "assistant" not in roles):
+        roles = _sharegpt(name, roles, made)  # which puts `system` among the messages, too
+        name = "messages"
     _chat(made, name, roles, tokenizer)
 
 
-def _sharegpt(name: str, roles: Mapping[str, int], made: Draft) -> Any:
+def _sharegpt(name: str, roles: Mapping[str, int], made: Draft) -> dict[str, int]:
+    """Sets up the adapter for `roles` (name -> messages); gives the roles that it makes."""
     options: dict[str, Any] = {} if name == "conversations" else {"field": name}
     if unknown := [role for role in roles if role not in ROLES]:
+        near = {role: near_name(role, dict.fromkeys(ROLES.values())) for role in unknown}
         # An unknown speaker becomes the assistant only if there is none: otherwise a user's text could be trained.
-        answered = "assistant" in {ROLES.get(role) for role in roles}
-        stranger = "user" if answered else "assistant"
-        options["roles"] = {role: near_name(role, dict.fromkeys(ROLES.values())) or stranger for role in unknown}
+        answered = "assistant" in {*map(ROLES.get, roles), *near.values()}
+        options["roles"] = {role: near[role] or ("user" if answered else "assistant") for role in unknown}
         made.open.append(
             f"the speakers {', '.join(map(repr, unknown[:8]))} are not among the usual names: look at "
             "input.adapter.roles, which says what they become"
         )
-    return {"name": "sharegpt", **options} if options else "sharegpt"
+    made.input["adapter"] = {"name": "sharegpt", **options} if options else "sharegpt"
+    found = Counter[str]()
+    for role, count in roles.items():
+        found[{**ROLES, **options.get("roles", {})}[role]] += count
+    return found
 
 
 def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer | None) -> None:
@@ -402,12 +409,14 @@ def _eos(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
     name, fields = shape.fields[0], [each for record in records for each in record.items()]
-    others = sorted({each for each, text in fields if isinstance(text, str) and text.count(" ") > 1 and each != name})
+    texts = {each for each, text in fields if isinstance(text, str) and text.count(" ") > 1 and each != name}
+    others = sorted(texts, key=lambda each: (each.lower() not in _PROMPTS, each))
     if name.lower() not in _TEXTS and others:
         made.open.append(
             f"{name!r}, the only long text, is trained as a document, without {', '.join(map(repr, others[:_SAID]))}. "
             f'If it answers one of them, set "adapter": {{"name": "alpaca", "instruction": {json.dumps(others[0])}, '
-            f'"output": {json.dumps(name)}}} and the section {json.dumps(_section("messages", "$role"))}'
+            f'"output": {json.dumps(name)}}}, the section {json.dumps(_section("messages", "$role"))} and '
+            '"mask": {"assistant": "train"}'
         )
     made.input["sections"] = [_section(name, "train", False)]
     made.preprocessing["truncation_mode"] = "chunk"

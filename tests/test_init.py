@@ -120,6 +120,17 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
         },
     ),
+    "roles in another case": (
+        {"messages": says(System="Be brief.", User="Where is {n}?", Chatbot="At {n}.")},
+        {
+            "adapter": {
+                "name": "sharegpt",
+                "field": "messages",
+                "roles": {"System": "system", "User": "user", "Chatbot": "assistant"},
+            },
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
     "a question and an answer": (
         {"question": "Where is {n}?", "answer": "At {n}."},
         {
@@ -264,11 +275,26 @@ def test_records_of_two_shapes_are_said(start: Start) -> None:
         assert "30 records have texts in 'text', too" in text
 
 
-def test_a_stranger_among_known_speakers_is_not_trained(start: Start) -> None:
-    talks = [{"conversations": items(human=f"Where is {n}?", narrator="Rain.", gpt=f"At {n}.")} for n in range(9)]
+@pytest.mark.parametrize("gpt", ["gpt", "GPT", "Assistant"])
+def test_a_stranger_among_known_speakers_is_not_trained(start: Start, gpt: str) -> None:
+    said = {"human": "Where is {n}?", "narrator": "Rain.", gpt: "At {n}."}
+    talks = [{"conversations": items(**{who: text.format(n=n) for who, text in said.items()})} for n in range(9)]
     config, _, told = start(talks)
-    assert config["input"]["adapter"]["roles"] == {"narrator": "user"}
+    assert config["input"]["adapter"]["roles"] == {"narrator": "user"} | ({} if gpt == "gpt" else {gpt: "assistant"})
     assert "'narrator'" in told
+    assert "no message has the role" not in told
+
+
+def test_lists_of_roles_without_contents_are_no_conversations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer_path: str
+) -> None:
+    turns = [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", "parts": [{"text": "Hello."}]}]
+    path = tmp_path / "gemini.jsonl"
+    path.write_text(json.dumps({"contents": turns}) + "\n", encoding="utf-8")
+    made = tmp_path / "made.json"
+    assert main(["init", str(path), "-o", str(made), "--tokenizer_path", tokenizer_path]) == 3
+    assert "'contents' (a list of objects with 'role', 'parts')" in capsys.readouterr().err
+    assert not made.exists()
 
 
 @pytest.fixture
@@ -403,3 +429,20 @@ def test_a_document_by_guess_says_which_texts_stand_beside_it(start: Start) -> N
     _, reasons, told = start([record])
     assert "to decide: 'Antwort', the only long text, is trained as a document, without 'Frage'. If it answers" in told
     assert '"instruction": "Frage", "output": "Antwort"' in reasons
+
+
+def test_what_is_said_of_a_document_by_guess_makes_a_config_that_trains_the_answer(
+    start: Start, tmp_path: Path, tokenizer_path: str
+) -> None:
+    record = {"gold_text": "At the market.", "prompt": "Where is the post?", "llm_response": "At the market. " * 9}
+    config, _, told = start([record])
+    line = next(line for line in told.splitlines() if line.startswith("to decide: 'llm_response'"))
+    adapter, section, mask = (
+        json.JSONDecoder().raw_decode(line, line.index(begin) + len(begin))[0]
+        for begin in ('"adapter": ', "the section ", '"mask": ')
+    )
+    assert adapter["instruction"] == "prompt"
+    advised = {**config, "input": {"adapter": adapter, "sections": [section]}, "mask": mask}
+    (block,) = blocks(tmp_path / "input.jsonl", advised, tokenizer_path)
+    (mask,) = block.columns["loss_mask"].to_lists()
+    assert 0 < sum(mask) < len(mask)
