@@ -156,6 +156,12 @@ FAULTS: Sequence[Fault] = (
         "field_not_read",
         lambda record: {**record, "system": "Answer in one sentence, and name the place."},
     ),
+    Fault(
+        "what was retrieved in a field of its own",
+        "field_not_read",
+        lambda record: {**record, "documents": [{"title": "Post", "text": "It opened in the spring of 1911."}]},
+        says="'documents'",
+    ),
     Fault("BOS twice", "double_bos", config=config(template="{{- bos_token -}}" + TEMPLATE), says='"bos"'),
     Fault("no BOS", "no_bos", config=templated("{{- bos_token -}}\n", ""), says='"bos": "tokenizer"'),
     Fault("no end token", "no_end", config=templated(END, "{{- '\\n' -}}\n")),
