@@ -382,11 +382,11 @@ def _counts(values: _Values) -> str:
 _GOOD = (
     "label labels desirable correct accepted approved good valid passed pass success liked preferred chosen verified "
     "helpful kto_tag resolved solved thumbs_up upvoted upvote vote thumbs thumb acceptable accurate safe verdict "
-    "review_result loss loss_mask"
+    "review_result loss loss_mask compute_loss train_on_turn training trainable learn"
 )
 _BAD = (
     "bad incorrect wrong toxic toxicity harmful unsafe flagged spam deleted error hallucination hallucinated "
-    "thumbs_down disliked undesirable failed refusal refused downvoted downvote rejected"
+    "thumbs_down disliked undesirable failed refusal refused downvoted downvote rejected masked ignore"
 )
 _OF_RECORDS = (_weights, _splits)
 _LOOK: dict[str, _Look] = {
