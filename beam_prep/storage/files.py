@@ -148,6 +148,21 @@ def _files_of_folder(folder: str) -> list[str] | None:
     return [join(folder, name) for name in names]
 
 
+def _is_folder(path: str, place: str) -> str:
+    """The message for a local folder: what it is, and what to name in place of it."""
+    if os.path.isdir(os.path.join(place, "_delta_log")):
+        return f"{path!r} is a Delta table, whose files also hold removed rows: write its rows to a Parquet file first"
+    for below in ("*", "*/*", "*/*/*"):
+        found = glob.glob(below, root_dir=place)
+        if names := [each for each in found if source_of(each).endings or ".jsonl" in each]:
+            break
+    else:
+        below, names = "*", ["a.jsonl"]
+    endings = {name.removeprefix(split_name(name)[0]) for name in names}
+    globs = " ".join(repr(os.path.join(path, f"{below}{ending}")) for ending in sorted(endings))
+    return f"{path!r} is a directory: name its files, for instance {globs}"
+
+
 def compression_of(path: str) -> str | None:
     packed = split_name(path)[2]
     return COMPRESSIONS[packed][0] if packed else None
@@ -168,10 +183,7 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from None
     if stat.S_ISDIR(found.st_mode):
-        names = [each for each in glob.glob("*", root_dir=place or path) if source_of(each).endings or ".jsonl" in each]
-        endings = {name.removeprefix(split_name(name)[0]) for name in names} or {".jsonl"}
-        globs = " ".join(repr(os.path.join(path, f"*{ending}")) for ending in sorted(endings))
-        raise InputError(f"{path!r} is a directory: name its files, for instance {globs}")
+        raise InputError(_is_folder(path, place or path))
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path!r} is a pipe or a device, which cannot be read twice: write its data to a file first")
     if not os.access(place or path, os.R_OK):

@@ -76,8 +76,8 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
     for pattern, message in {
         "none.jsonl": f"no such input: 'none.jsonl' (from {folder}); check the path, or quote the glob",
         "none*.jsonl": f"no such input: 'none*.jsonl' (from {folder}); check the path, or quote the glob",
-        "deep": "'deep' is a directory: name its files, for instance 'deep/*.jsonl'",
-        "d*p": "'deep' is a directory: name its files, for instance 'deep/*.jsonl'",
+        "deep": "'deep' is a directory: name its files, for instance 'deep/*/*.jsonl'",
+        "d*p": "'deep' is a directory: name its files, for instance 'deep/*/*.jsonl'",
         "broken.jsonl": "cannot read 'broken.jsonl': No such file or directory",
         "loop.jsonl": "cannot read 'loop.jsonl': Too many levels of symbolic links",
         "a.jsonl/x": f"no such input: 'a.jsonl/x' (from {folder}); check the path, or quote the glob",
@@ -89,6 +89,29 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
         assert str(caught.value) == message
     with pytest.raises(InputError, match="no input: name at least one JSONL file or glob"):
         list_inputs([])
+
+
+@pytest.mark.parametrize(
+    ("file", "advised"),
+    [
+        ("a.jsonl.gz", "'table/*.jsonl.gz'"),
+        ("lang=en/part-0.parquet", "'table/*/*.parquet'"),
+        ("year=2026/lang=en/part-0.snappy.parquet", "'table/*/*/*.parquet'"),
+        ("_delta_log/0.json", None),
+    ],
+)
+def test_what_is_advised_for_a_folder_names_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, advised: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = Path("table") / file
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"PAR1")
+    says = f"directory: name its files, for instance {advised}" if advised else "Delta table, whose files also hold"
+    with pytest.raises(InputError, match=re.escape(f"'table' is a {says}")):
+        list_inputs(["table"])
+    if advised:
+        assert [each.path for each in list_inputs([advised.strip("'")])] == [str(made)]
 
 
 def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
