@@ -189,7 +189,7 @@ def _unknown_option(command: str, words: Sequence[str]) -> str | None:
         return None
     word = name.lstrip("-").replace("-", "_").lower()
     meant, place = instead(word), place_of(word)
-    if meant is None and place is not None and (place in known or not place.startswith("--")):
+    if meant is None and place is not None and (place in known or ("-c" in known and not place.startswith("--"))):
         meant = f"here it is {place}{'' if place in known else ' in the config'}"
     if meant is None and (near := nearest(f"--{word}", known)) is not None:
         meant = f"did you mean {near}?"

@@ -181,6 +181,7 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     ((*JOB[:2], *JOB[4:], "--output", "out"), "unknown option '--output'; here it is --output_dir"),
     ((*JOB, "-j", "4"), "unknown option '-j'; here it is --direct_num_workers"),
     ((*JOB, "--max_seq_len=512"), "here it is preprocessing.max_seq_len in the config"),
+    (("cat", "out", "--max_seq_len=5"), "unknown option '--max_seq_len' (beam-prep cat --help"),  # it has no config
     ((*JOB, "--num_workers=four"), "argument --num_workers: invalid int value: 'four'"),
     (("inspect", "out", "--reccord", "3"), "unknown option '--reccord'; did you mean --record?"),
     (("cat", "out", "--force"), "unknown option '--force' (beam-prep cat --help"),  # it has no --overwrite
