@@ -39,6 +39,16 @@ def test_the_last_message_is_the_assistants() -> None:
     assert rejects(prepared(config, [good, bad])) == {2: "last_not_assistant"}
 
 
+def test_a_side_that_is_null_is_named() -> None:
+    sides = pair("Four.", "Five.")
+    prompt = {"field": "prompt", "action": "mask", "template": "conversation"}
+    sources = {side: {"sections": [prompt, {**prompt, "field": side, "action": "train"}]} for side in sides}
+    config = {"input": {"sources": sources}}
+    batch = prepared(config, [{"prompt": sides["chosen"][:1], "chosen": sides["chosen"][1:], "rejected": None}])
+    assert rejects(batch) == {1: "no_answer"}
+    assert "'rejected'" in batch.ledger.messages[0]
+
+
 def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
     long = "word " * 200
     config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}

@@ -342,7 +342,8 @@ def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions
     if first == 0:
         raise Reject("no_prompt", "no message comes before the answer, wanted at least one")
     if first == len(messages):
-        raise Reject("no_answer", "no message comes after the prompt, wanted at least one")
+        answers = " or ".join(repr(section.field) for section in sections if section.action == "train")
+        raise Reject("no_answer", f"no message of {answers} comes after the prompt, wanted at least one")
     return first
 
 
