@@ -166,8 +166,6 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
         orders = [k for k in orders if segments[k].keys != NAME]
     if not orders or segments[orders[0]].keys == NAME:
         return None
-    if len(orders) == 1:
-        return _place_of(rendering, orders, index)  # the most frequent case
     # Text that the template repeats while it renders another message is not part of the turn: a tool's name at the head
     # of its results, or a whole message in the next header.
     mine = [k for k in orders if segments[k].owner == index] or orders

@@ -25,7 +25,7 @@ from beam_prep.chat.environment import RAISED_BY_TEMPLATES
 from beam_prep.chat.messages import Message, are_plain, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
-from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, constants, places, said, spoken_by_others
+from beam_prep.chat.trace import Said, Trace, TurnPlace, constants, places, said, spoken_by_others
 from beam_prep.data.block import Reason, Reject
 
 PLAIN = "Plainly."
@@ -97,8 +97,6 @@ class Facts:
         gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
             trained, the rests of prompts that the history leaves out there).
         left_out: openings, without blanks, that prompts have behind a header, and history has not.
-        cuts: (constant behind a text, the turn goes on) -> characters of the constant that the model writes, before
-            another message speaks within the turn.
         always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none.
         disordered: the template does not write answers in the order of the messages.
         learning: True while the probes are rendered.
@@ -110,7 +108,6 @@ class Facts:
         self.end_in_history = self.always = ""
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.left_out: set[str] = set()
-        self.cuts: dict[tuple[str, bool], int] = {}
         self.tokens = renderer.tokens
         bos, eos = map(renderer.special_tokens.get, ("bos_token", "eos_token"))
         self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
@@ -147,7 +144,7 @@ class Facts:
             if any(rendering.text.endswith(one + other, 0, begin) for begin in thoughts):  # `other` opens the reasoning
                 self.left_out.add("".join(other.split()))
         last = self._learn_around(rendered, eos)
-        self.plain_end = next(self._ends_of_plain(renderer, befores, last), None)
+        self.plain_end = self._first_run(last[0]) if last else None
         for messages, rendering in rendered:
             Turns(renderer, self, rendering, messages).all()
         self.learning = False
@@ -210,17 +207,6 @@ class Facts:
                 token = special.match(tail, at)
         self.end_in_history = next(map(self._first_run, behind), "")
         return last
-
-    def _ends_of_plain(self, renderer: Renderer, befores: list[list[Message]], last: list[str]) -> Iterator[str]:
-        """The tokens that end plain answers to users, then those behind last answers."""
-        for before in befores:
-            if not before or before[-1]["role"] != "user":
-                continue
-            with contextlib.suppress(*RAISED, Refused):
-                rendering, place = plain_answer(renderer, before)
-                own = next(each for each in rendering.segments if each[2] == len(before) and each.begin >= place.begin)
-                yield self._first_run(rendering.text[own.end :])
-        yield from map(self._first_run, last[:1])
 
     def _first_run(self, tail: str) -> str:
         begin, end = next(self._runs(tail), (0, 0))
@@ -287,22 +273,16 @@ def header_of(renderer: Renderer, messages: Sequence[Message]) -> Header:
 
 def plain_header(renderer: Renderer, messages: Sequence[Message], closed: str, last: Any) -> Header:
     """The text before a plain answer: for templates without a prompt, and for prompts that are blank."""
-    plain, place = plain_answer(renderer, messages)
+    answer, _ = renderer.formed([{"role": "assistant", "content": PLAIN}])
+    plain = renderer.run([*messages, *answer])
+    place = places(plain, (len(messages),)).get(len(messages))
+    if place is None or place.end == place.begin:
+        raise Refused("turn_begin", "the template does not write a plain answer here")
     if place.said != last or place.end - place.begin > len(PLAIN):
         raise Refused("turn_begin", "the template does not write a plain answer behind the last message")
     before = plain.text[place.after : place.begin]
     closing = renderer.tokens.whole(before, 0, shared(closed, before))
     return Header(before, closing, False, plain.text[: place.begin], place.said)
-
-
-def plain_answer(renderer: Renderer, messages: Sequence[Message]) -> tuple[Trace, TurnPlace]:
-    """The rendering of the messages and a plain answer, and the place of the answer."""
-    answer, _ = renderer.formed([{"role": "assistant", "content": PLAIN}])
-    rendering = renderer.run([*messages, *answer])
-    place = places(rendering, (len(messages),)).get(len(messages))
-    if place is None or place.end == place.begin:
-        raise Refused("turn_begin", "the template does not write a plain answer here")
-    return rendering, place
 
 
 class Turns:
@@ -615,7 +595,8 @@ class Turns:
         if behind is not None and (behind.begin != stop or behind.owner not in (index, -1, place.owner)):
             behind = None  # it speaks in another turn
         if behind is not None and behind.index > index:
-            stop = self._end_before_others(index, place, at, behind, stop)
+            self.by_facts = False  # the conversation, cut off before that message, shows what the model writes
+            stop = self._cut_end(behind.index, index, place, at)
         tail = text[at:stop]
         ends = [end for end in (facts.plain_end, facts.end_in_history) if end and end in tail]
         plain = min(ends, key=tail.find, default=facts.plain_end)
@@ -648,23 +629,6 @@ class Turns:
                 return token.end() if cut >= len(text[:stop].rstrip()) else len(text[:cut].rstrip())
         opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         return at + len(text[at:opening].rstrip())
-
-    def _end_before_others(self, index: int, place: TurnPlace, at: int, behind: SourceSpan, stop: int) -> int:
-        """Where the template's own text of a turn ends, before another message speaks within the turn.
-
-        The conversation, cut off before that message, shows what the model writes.
-        """
-        facts = self._facts
-        later = (each.begin for each in self._trace.segments if each.begin >= place.end and each.end > each.begin)
-        next_text = next(later)
-        kind = self._trace.text[place.end : next_text], bool(place.goes_on)
-        if kind in facts.cuts:
-            return place.end + facts.cuts[kind]
-        self.by_facts = False
-        cut = self._cut_end(max(index + 1, behind.index), index, place, at)
-        if facts.learning and at <= place.end < cut < next_text:
-            facts.cuts[kind] = cut - place.end
-        return cut
 
     def _tail_end(self, index: int, place: TurnPlace, at: int) -> int:
         """The end of what the template writes for a message."""
@@ -702,10 +666,10 @@ class Turns:
         segments = [each for each in cut.segments if each.index == index]
         begins = [*(each.begin for each in pieces), *(each.begin for each in segments)]
         begins += [max(each.end - len(own), 0) for each in segments if own]
-        begins = sorted(begin for begin in begins if cut.text.startswith(own, begin))
-        if pieces and begins:
-            ours = text[place.begin : place.before]
-            common = max(shared(ours, cut.text[begin:]) for begin in (begins[0], begins[-1]))
+        ours = text[place.begin : place.before]
+        alike = [shared(ours, cut.text[begin:]) for begin in begins if cut.text.startswith(own, begin)]
+        if pieces and alike:
+            common = max(alike)
             return self._tokens.whole(text, at, max(at, place.begin + common))
         raise Refused("turn_end", "its end cannot be told: the conversation up to this turn renders it otherwise")
 
