@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "beam_prep"
-RENDERER = "environment limits messages origins prefixes renderer replay template trace turns".split()
+RENDERER = "environment facts limits messages origins renderer replay template trace turns".split()
 """Modules of `chat` that are a room of their own, `chat.template`: they know templates and no records."""
 
 ROOMS = [

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_prep.chat.environment import compile_template
+from beam_prep.chat.facts import facts_of
 from beam_prep.chat.messages import (
     Forms,
     Lost,
@@ -276,5 +277,5 @@ class ChatTemplate:
             if len(self._facts) >= _MOST_FACTS:
                 self._facts.clear()
             given = {**dict(others), "tools": _PROBE_TOOLS if has_tools else None}
-            found = self._facts[key] = Facts(self.with_variables(given))
+            found = self._facts[key] = facts_of(self.with_variables(given))
         return found

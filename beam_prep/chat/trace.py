@@ -110,6 +110,11 @@ class TurnPlace(NamedTuple):
     owner: int = -1
 
     @property
+    def silent(self) -> bool:
+        """Whether the message says nothing."""
+        return self.begin == self.end
+
+    @property
     def pieces(self) -> tuple["TurnPlace", ...]:
         """All places of the message's text."""
         return (self, *self.goes_on)

@@ -7,8 +7,8 @@ A turn is refused only if it contradicts this: its text stands in several places
 it, its header is not the generation prompt's, or its end is ambiguous.
 
 The spans are a function of the template, its variables and the record alone. `Facts` are constants of a template, found
-by rendering probe conversations; they save renderings of the record's prefixes. Where a record has another constant,
-the record's own prefix is rendered.
+by rendering probe conversations (`facts.py`); they save renderings of the record's prefixes. Where a record has another
+constant, the record's own prefix is rendered.
 
 The span of a message of another role begins with its text, and ends with the end token that follows.
 """
@@ -16,16 +16,15 @@ The span of a message of another role begins with its text, and ends with the en
 import bisect
 import contextlib
 import functools
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
-from beam_prep.chat.messages import Message, are_plain, call, is_said
+from beam_prep.chat.messages import Message, are_plain, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
-from beam_prep.chat.renderer import Renderer
-from beam_prep.chat.trace import Said, Trace, TurnPlace, constants, places, said, spoken_by_others
+from beam_prep.chat.renderer import Renderer, Tokens
+from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
 from beam_prep.data.block import Reason, Reject
 
 PLAIN = "Plainly."
@@ -84,133 +83,38 @@ class Refused(Exception):
 
 
 class Facts:
-    """Constants of a template with given variables, and with or without tools, found with probe conversations.
+    """Constants of a template with given variables, and with or without tools, see `facts_of`.
 
     Attributes:
         openings: tokens that begin a rendering: they end no turn.
         headers: tokens that stand before each answer, and only there, of a template whose prompt is unknown: one may
-            always be there.
+            always be there (Command R7B, Hunyuan).
         closers: tokens that stand in prompts, but end turns.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: unknown.
-        end_in_history: the special tokens behind answers that a question follows; "": none.
+        end_in_history: the special tokens behind answers that a question follows; "": none (other ones than plain_end:
+            Apriel 1.6).
         gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
             trained, the rests of prompts that the history leaves out there).
-        left_out: openings, without blanks, that prompts have behind a header, and history has not.
-        always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none.
+        left_out: openings, without blanks, that prompts have behind a header, and history has not (Cohere2 MoE,
+            Gemma 4).
+        always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none
+            (CodeGeeX4).
         disordered: the template does not write answers in the order of the messages.
         learning: True while the probes are rendered.
     """
 
-    def __init__(self, renderer: Renderer) -> None:
-        self.prompts: dict[str, None] = {}
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self.openings = self.headers = self.closers = frozenset[str]()
+        self.prompts: list[str] = []
         self.plain_end: str | None = None
         self.end_in_history = self.always = ""
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.left_out: set[str] = set()
-        self.tokens = renderer.tokens
-        bos, eos = map(renderer.special_tokens.get, ("bos_token", "eos_token"))
-        self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
-        self.closers: frozenset[str] = frozenset()
-        self.headers: frozenset[str] = frozenset()
-        rendered: list[tuple[list[Message], Trace]] = []
-        for messages in PROBES:
-            try:
-                known, _ = renderer.formed(messages)
-                rendered.append(([*known], renderer.run(known)))
-            except RAISED:
-                continue  # the template does not take it
-        found = [places(rendering, range(len(messages))) for messages, rendering in rendered]
-        begins = [[place.begin for _, place in sorted(each.items()) if place.end > place.begin] for each in found[:1]]
-        self.disordered = any(each != sorted(each) for each in begins)
-        for messages, rendering in rendered:
-            if messages[0]["role"] != "assistant":  # an assistant's header is the prompt
-                begin = self.tokens.only_special.match(rendering.text)
-                first = [token for token in self.tokens.special.findall(begin[0] if begin else "") if token != bos]
-                self.openings |= frozenset(first[:1]) - {eos}
+        self.disordered, self.learning = False, True
         # Tails are mostly the same few constants.
         self.end_in = functools.lru_cache(1000)(self._end_in)
-        self.learning = True
-        befores = [
-            messages[:index]
-            for messages, _ in rendered
-            for index, message in enumerate(messages)
-            if message["role"] == "assistant"
-        ]
-        for before in befores:
-            self._learn_prompt(renderer, before)
-        for (_, rendering), one, other in itertools.product(rendered, self.prompts, self.prompts):
-            thoughts = [each.begin for each in rendering.segments if "reasoning" in each.keys]
-            if any(rendering.text.endswith(one + other, 0, begin) for begin in thoughts):  # `other` opens the reasoning
-                self.left_out.add("".join(other.split()))
-        last = self._learn_around(rendered, eos)
-        self.plain_end = self._first_run(last[0]) if last else None
-        for messages, rendering in rendered:
-            Turns(renderer, self, rendering, messages).all()
-        self.learning = False
-
-    def _learn_prompt(self, renderer: Renderer, before: list[Message]) -> None:
-        try:
-            header = header_of(renderer, before)
-            if header.prompted and header.text:
-                self.prompts[header.text[header.closing :]] = None
-        except (*RAISED, Refused):
-            return
-
-    def _learn_around(self, rendered: list[tuple[list[Message], Trace]], eos: str | None) -> list[str]:
-        """Learns constants from the text before and behind answers; returns what stands behind last answers.
-
-        A token that stands behind answers and in a prompt ends a turn, if another token follows it in the prompt, or if
-        it also stands behind each last answer. If no prompt is known, a token that stands only before answers belongs
-        to the header.
-        """
-        special, before, behind, last, own = self.tokens.special, list[str](), list[str](), list[str](), list[str]()
-        for messages, rendering in rendered:
-            found = places(rendering, range(len(messages)))
-            for index, message in enumerate(messages):
-                if message["role"] != "assistant" or "tool_calls" in message or index not in found:
-                    continue
-                following = found.get(index + 1)
-                tail = constants(rendering, found[index].end, following.begin if following else found[index].before)
-                if index == len(messages) - 1:
-                    last.append(tail)
-                elif messages[index + 1]["role"] == "user":
-                    before.append(rendering.text[found[index].after : found[index].begin])
-                    behind.append(tail)
-                    own.append(rendering.text[found[index].end : rendering.next_mark(index, found[index].end)])
-        if not self.prompts:
-            rest = last[0].removeprefix(own[0]) if last and own else ""
-            if rest.strip() and all(each.rstrip().endswith(rest.strip()) for each in before):
-                self.always, last = rest, [tail.removesuffix(rest) for tail in last]
-            self.headers = frozenset.intersection(*(frozenset(special.findall(each)) for each in before or [""]))
-            ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
-            self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
-        first = [(tail, token.start()) for tail in last if (token := special.search(tail))]
-        tokens = self.tokens
-        runs = [(tail, tokens.only_special.match(tail, at), tokens.only_tags.match(tail, at)) for tail, at in first]
-        # Of tags alone behind the answer, another special token may be the end.
-        is_last = not any(run and tags and special.search(tail, run.end(), tags.end()) for tail, run, tags in runs)
-        for tail in behind:
-            token = special.search(tail)
-            begin = token.start() if token else 0
-            while token:
-                ended, at = tail[begin : token.start()], token.end()
-                rests = [prompt.partition(token[0])[2] for prompt in self.prompts if not ended and token[0] in prompt]
-                # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
-                at_end = all(each.startswith(ended + token[0], start) for each, start in first)
-                at_end = at_end and is_last and bool(first)
-                followed = any(special.match(rest.lstrip()) for rest in rests or [tail[at:]])
-                # Behind another token, and directly before a third one, it may begin a header all the same.
-                between = bool(ended) and special.match(tail, at) is not None
-                if (rests and (at_end or followed)) or (at_end and followed and not between):
-                    self.closers |= {token[0]}
-                token = special.match(tail, at)
-        self.end_in_history = next(map(self._first_run, behind), "")
-        return last
-
-    def _first_run(self, tail: str) -> str:
-        begin, end = next(self._runs(tail), (0, 0))
-        return tail[begin:end]
 
     def opens(self, token: str) -> bool:
         """Whether the token begins a rendering or a turn."""
@@ -220,11 +124,16 @@ class Facts:
         """Whether the token stands in a prompt, and ends no turn."""
         return token not in self.closers and any(token in prompt for prompt in self.prompts)
 
-    def lacking(self, before: str) -> tuple[str, ...]:
-        """The rest of each prompt behind `before`, which may end with the first part of the prompt."""
-        shared = ((prompt, range(len(prompt) + 1)) for prompt in self.prompts)
-        found = (prompt[max(k for k in many if before.endswith(prompt[:k])) :] for prompt, many in shared)
-        return tuple(filter(None, found))
+    def learn(self, gap: tuple[Any, str], size: int, before: str) -> None:
+        """Keeps the size of a header, see `gaps`. `before`: the rendering up to the end of the header."""
+        lacking = []
+        for prompt in self.prompts:
+            had = max(k for k in range(len(prompt) + 1) if before.endswith(prompt[:k]))
+            if had < len(prompt):
+                lacking.append(prompt[had:])
+                if _WORD.search(prompt, 0, had):
+                    self.left_out.add("".join(prompt[had:].split()))
+        self.gaps[gap] = size, tuple(lacking)
 
     def _end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
         """`end_in`: the end of a turn in the text behind the message's text; None: no token there ends a turn.
@@ -238,6 +147,11 @@ class Facts:
         if calls and not plain:
             return last
         return next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
+
+    def first_run(self, tail: str) -> str:
+        """The first run of special tokens; "" if there is none."""
+        begin, end = next(self._runs(tail), (0, 0))
+        return tail[begin:end]
 
     def _runs(self, text: str) -> Iterator[tuple[int, int]]:
         """Runs of adjacent special tokens. A run ends where its first token comes again, or where one opens a turn."""
@@ -276,7 +190,7 @@ def plain_header(renderer: Renderer, messages: Sequence[Message], closed: str, l
     answer, _ = renderer.formed([{"role": "assistant", "content": PLAIN}])
     plain = renderer.run([*messages, *answer])
     place = places(plain, (len(messages),)).get(len(messages))
-    if place is None or place.end == place.begin:
+    if place is None or place.silent:
         raise Refused("turn_begin", "the template does not write a plain answer here")
     if place.said != last or place.end - place.begin > len(PLAIN):
         raise Refused("turn_begin", "the template does not write a plain answer behind the last message")
@@ -299,7 +213,8 @@ class Turns:
     """
 
     def __init__(self, renderer: Renderer, facts: Facts, rendering: Trace, messages: Sequence[Message]) -> None:
-        self._renderer, self._facts, self._trace, self._messages = renderer, facts, rendering, messages
+        self._renderer, self._facts, self._messages = renderer, facts, messages
+        self._trace, self._text = rendering, rendering.text
         self._tokens = renderer.tokens
         self.places = places(rendering, range(len(messages)))
         self.by_facts = True
@@ -312,7 +227,7 @@ class Turns:
             spans: Ranges = ()
             reason = None
             place = self.places.get(index)
-            begin = place.begin if place is not None and place.end > place.begin else None  # of its written text
+            begin = place.begin if place is not None and not place.silent else None  # of its written text
             try:
                 if message["role"] == "assistant":
                     if begin is not None and (self._facts.disordered or begin < spoken):
@@ -344,7 +259,7 @@ class Turns:
             begin = self._begin(index, piece, before) if piece is place else self._goes_on(piece)
             self._check_one_turn(begin, piece.end)
             end = self._end(index, piece, max(piece.end, begin))
-            silent = piece.begin == piece.end and not self._tokens.special.search(self._trace.text, begin, end)
+            silent = piece.silent and not self._tokens.special.search(self._text, begin, end)
             spans += [(begin, end)] if end > begin and not silent else []
         return tuple(spans)
 
@@ -358,10 +273,10 @@ class Turns:
         if place.again:
             raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         if place.owner > index and self._messages[place.owner]["role"] == "assistant":
-            header = self._trace.text[place.after : place.begin]
+            header = self._text[place.after : place.begin]
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
-        text = self._trace.text
+        text = self._text
         stop = min(self._trace.next_mark(index, place.end), place.before, len(text))
         end = self._tokens.special.match(text, min(place.end + len(_blanks(text, place.end)), stop), stop)
         if end is None:
@@ -374,123 +289,132 @@ class Turns:
 
     def _begin(self, index: int, place: TurnPlace, before: Turn | None) -> int:
         """Where the model begins to write in this turn."""
-        text, at, facts = self._trace.text, place.after, self._facts
+        text, at, facts = self._text, place.after, self._facts
         previous = self._messages[index - 1] if index else {}
         gap = (place.said, previous.get("role"), "tool_calls" in previous), text[at : place.begin]
         if (known := facts.gaps.get(gap)) is not None:
             begin = at + known[0]
-            if not text.startswith(known[1], begin):  # otherwise the text begins like the rest of a prompt
+            if not text.startswith(known[1], begin):  # otherwise it begins like the rest of a prompt (DeepSeek-R1)
                 return begin
         self.by_facts = False
         begin, by_header = self._begin_by_rendering(index, place, before)
         by_header = by_header and not (place.said and place.said[2])  # otherwise a repeated text follows the header
-        if facts.learning and by_header and at <= begin <= place.begin < place.end:
-            facts.gaps[gap] = begin - at, (lacking := facts.lacking(text[:begin]))
-            facts.left_out |= {
-                "".join(rest.split())
-                for rest, prompt in itertools.product(lacking, facts.prompts)
-                if prompt.endswith(rest) and _WORD.search(prompt, 0, len(prompt) - len(rest))
-            }
+        if facts.learning and by_header and at <= begin <= place.begin and not place.silent:
+            facts.learn(gap, begin - at, text[:begin])
         return begin
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
         """(begin, True if the header shows it), by rendering the messages before this one."""
-        text = self._trace.text
+        text, facts = self._text, self._facts
         try:
-            given = self._renderer, self._messages[:index]
-            found = header_of(*given)
-            by_prefix = found.prompted and text.startswith(found.whole)
-            if found.text and found.prompted and not by_prefix and not found.text[found.closing :].strip():
-                found = plain_header(*given, found.text[: found.closing], found.said)
+            header = self._header_before(index)
         except (*RAISED, Refused):  # the template does not take this prefix
             return self._by_prompt(place), False
-        if by_prefix:
-            if len(found.whole) > place.end > place.begin:
-                raise Refused("turn_begin", f"its text stands before the generation prompt: {found.text[-60:]!r}")
-            self._check_alone(index, len(found.whole), place.begin)
-            return len(found.whole), True
-        if not found.text and found.prompted:
-            raise Refused("turn_begin", f"the generation prompt repeats a message's text: {found.whole[-60:]!r}")
-        always = found.text[: found.closing] + _blanks(found.text, found.closing)
-        is_header = self._facts.headers.intersection(self._tokens.special.findall(always)[-1:])
-        if not found.prompted and is_header:
-            found = found._replace(text=always)
-        if self._facts.prompts and not found.prompted:
-            with contextlib.suppress(Refused):  # no prompt is written here, but the history may have one
-                return self._by_prompt(place), False
+        if header.prompted and text.startswith(header.whole):
+            if len(header.whole) > place.end and not place.silent:
+                raise Refused("turn_begin", f"its text stands before the generation prompt: {header.text[-60:]!r}")
+            self._check_alone(index, len(header.whole), place.begin)
+            return len(header.whole), True
+        if header.prompted and not header.text:
+            raise Refused("turn_begin", f"the generation prompt repeats a message's text: {header.whole[-60:]!r}")
+        is_certain = header.prompted
+        if not header.prompted:
+            if facts.prompts:
+                with contextlib.suppress(Refused):  # no prompt is written here, but history may have one (Reka)
+                    return self._by_prompt(place), False
+            always = header.text[: header.closing] + _blanks(header.text, header.closing)
+            is_certain = not facts.headers.isdisjoint(self._tokens.special.findall(always)[-1:])
+            header = header._replace(text=always) if is_certain else header
         # If `said` differs, a text stands before the turn that the prompt does not have.
-        begin = self._behind(found, place) if found.said == place.said else None
+        begin = self._behind(header, place) if header.said == place.said else None
         by_header = begin is not None
-        words = "" if begin is None or found.prompted or is_header else text[begin : place.begin].strip()
-        if words and are_plain([self._messages[index]]):
-            raise Refused("turn_begin", f"before its text stand words that a plain answer does not have: {words!r}")
         if begin is None:
-            headed = found.text[found.closing :].strip() in text[place.after : min(place.before, len(text))]
-            ended = before.spans[-1][1] if before is not None and before.spans and not headed else None
+            prompt, turn = header.text[header.closing :].strip(), text[place.after : min(place.before, len(text))]
+            ended = before.spans[-1][1] if before is not None and before.spans and prompt not in turn else None
             if ended is not None and not text[ended : place.begin].strip():
-                return ended, False  # several messages share one turn
-            begin = self._by_prompt(place, found)
+                return ended, False  # several messages share one turn (Apertus)
+            begin = self._by_prompt(place, header)
+        elif not is_certain and are_plain([self._messages[index]]) and (words := text[begin : place.begin].strip()):
+            raise Refused("turn_begin", f"before its text stand words that a plain answer does not have: {words!r}")
         self._check_name(index, begin, place.begin)
         return begin, by_header
 
-    def _behind(self, header: Header, place: TurnPlace) -> int | None:
-        """Behind the header, or behind the part of it that the history has; None if the header is not there.
+    def _header_before(self, index: int) -> Header:
+        """The header of an answer in place of the message; that of a plain one, if a blank prompt is not there."""
+        header = header_of(self._renderer, self._messages[:index])
+        is_blank = header.prompted and header.text and not header.text[header.closing :].strip()
+        if is_blank and not self._text.startswith(header.whole):
+            closed = header.text[: header.closing]
+            return plain_header(self._renderer, self._messages[:index], closed, header.said)
+        return header
 
-        White space may differ. If the history has another text instead of the rest of a prompt, that rest may only be
-        the opening of the reasoning. The history may also have the last tags of the rest (`</think>` of an opening and
-        an end without reasoning between).
+    def _behind(self, header: Header, place: TurnPlace) -> int | None:
+        """Behind the header, or behind the part of it that the history has; None: that is not the header.
+
+        White space may differ.
         """
-        tokens, text, at, done, opened, lacking = self._tokens, self._trace.text, place.after, 0, "", list[str]()
-        until = place.begin if place.end > place.begin else len(text)
-        for token in tokens.token.finditer(header.text):
+        text, at, done = self._text, place.after, 0
+        until = len(text) if place.silent else place.begin  # where a header ends at the latest
+        for token in self._tokens.token.finditer(header.text):
             if token[0].isspace():
                 continue
             begin = at + len(_blanks(text, at))
             end = begin + len(token[0])
             within_word = end < until and text[end - 1 : end + 1].isalnum()
-            if lacking or within_word or not text.startswith(token[0], begin, until):
-                starts_line = "\n" in header.text[done : token.start()]
-                if not lacking and (starts_line or tokens.tag.match(token[0])):
-                    opened = token[0]
-                lacking.append(token[0])
-            else:
-                at, done = end, token.end()
-        left, closing = "".join(lacking), len(header.text[: header.closing].rstrip())
-        begin = at + _shared_blanks(_blanks(header.text, done), text, at, until)
-        if done < closing:
+            if within_word or not text.startswith(token[0], begin, until):
+                break
+            at, done = end, token.end()
+        if done < len(header.text[: header.closing].rstrip()):
             return None
-        if not left:  # an empty answer may stand further behind, if a token takes the place of the header's blanks
-            is_token = place.end == place.begin and tokens.special.match(text, begin)
-            return None if is_token and header.text[-1:].isspace() and not text[begin - 1].isspace() else begin
-        matched = header.text[header.closing : done].strip()
-        ahead = text[begin : min(place.before, len(text))]
-        if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
-            return None  # the prompt stands further behind
-        between = self._between_repeated(place.begin, place.end)
-        if left in text[begin : place.begin] or any(left in each for each in between):
-            return None  # something else stands within the header
+        begin = at + _shared_blanks(_blanks(header.text, done), text, at, until)
+        if header.text[done:].strip():
+            return self._behind_a_part(header, place, done, begin, until)
+        # An empty answer may stand further behind, if a token takes the place of the header's blanks.
+        is_token = place.silent and self._tokens.special.match(text, begin)
+        return None if is_token and header.text[-1:].isspace() and not text[begin - 1].isspace() else begin
+
+    def _behind_a_part(self, header: Header, place: TurnPlace, done: int, begin: int, until: int) -> int | None:
+        """Behind the part of a header that the history has, if it may lack the rest; see `_behind`.
+
+        The rest of a prompt must be known to be left out, or be the opening of the reasoning. The history may also have
+        the last tags of the rest (`</think>` of an opening and an end without reasoning between).
+
+        Args:
+            done: characters of the header that the history has.
+            begin, until: where the history goes on behind them, and where the header ends at the latest.
+        """
+        tokens, text = self._tokens, self._text
+        prompt, had, rest = header.text[header.closing :].strip(), header.text[:done], header.text[done:].lstrip()
+        left, had_of_prompt = "".join(rest.split()), had[header.closing :].strip()
+        instead = text[begin : place.begin].strip()
+        stands_behind = prompt in text[begin : min(place.before, len(text))] or left in instead
+        repeated = any(left in each for each in self._between_repeated(place.begin, place.end))
+        if stands_behind or repeated or (had_of_prompt and had_of_prompt in instead):
+            return None  # the prompt, or a part of it, stands further behind
         if not header.prompted:  # the header is only what the template writes without an answer
             written = text[begin : place.begin].rstrip()
             same_end = shared(left[::-1], written[::-1])  # length of the common suffix
             same_words = {*_NAMES.findall(left)} & {*_NAMES.findall(written)}
-            return None if same_words or _WORD.search(left, len(left) - same_end) or done != closing else begin
-        last = "".join(lacking[1:])
-        if tokens.only_tags.fullmatch(left) and last and text.startswith(last, begin, until):
-            at, wanted = begin + len(last), header.text[len(header.text.rstrip()) :]
-            return at + _shared_blanks(wanted, text, at, until)
-        instead = text[begin : place.begin].strip()
-        others = {*_NAMES.findall(instead.removeprefix("</" + left[1:]))}  # the closing tag may stand there
-        if left in self._facts.left_out and tokens.tag.match(left) and not {*_NAMES.findall(left)} & others:
+            return None if same_words or had_of_prompt or _WORD.search(left, len(left) - same_end) else begin
+        first = next(tokens.token.finditer(rest))[0]
+        last_tags = left[len(first) :] if tokens.only_tags.fullmatch(left) else ""
+        if last_tags and text.startswith(last_tags, begin, until):
+            at, blanks = begin + len(last_tags), header.text[len(header.text.rstrip()) :]
+            return at + _shared_blanks(blanks, text, at, until)
+        is_tag = tokens.tag.match(first) is not None
+        other_words = {*_NAMES.findall(instead.removeprefix("</" + left[1:]))}  # the closing tag may stand there
+        if is_tag and left in self._facts.left_out and other_words.isdisjoint(_NAMES.findall(left)):
             return begin
-        is_left_out = opened and opened not in instead  # not only something else before it
-        if done > closing and is_left_out and _WORD.search(matched) and self._names_turn(matched, instead or matched):
-            return begin  # the prompt opens this, and the history leaves it out
-        following = None if place.end > place.begin else tokens.special.search(text, begin)
+        opens = is_tag or "\n" in _blanks(header.text, done)
+        is_left_out = opens and first not in instead  # not only something else before it
+        if is_left_out and _WORD.search(had_of_prompt) and self._names_turn(had_of_prompt, instead or had_of_prompt):
+            return begin
+        following = tokens.special.search(text, begin) if place.silent else None
         stop = following.start() if following else place.begin
-        if _TAGS.fullmatch(left) and (matched or not following) and tokens.only_tags.fullmatch(text, begin, stop):
-            # The opening of the reasoning may be missing if the text in its place has no other word.
+        if _TAGS.fullmatch(left) and (had_of_prompt or not following) and tokens.only_tags.fullmatch(text, begin, stop):
+            # Tags may be missing if what stands in their place has no other word.
             alike = not tokens.special.search(left) or tokens.special.search(text, begin, stop)
-            if set(_WORDS.findall(text, begin, stop)) <= set(_WORDS.findall(left)) and alike:
+            if alike and set(_WORDS.findall(text, begin, stop)) <= set(_WORDS.findall(left)):
                 return begin
         return None
 
@@ -500,50 +424,47 @@ class Turns:
         for segment in self._trace.segments:
             begin = max(at, marks.get(segment.index, 0))
             is_other = segment.index >= 0 and self._messages[segment.index]["role"] != "assistant"
-            if is_other and any(part in self._trace.text[begin : segment.begin] for part in header):
+            if is_other and any(part in self._text[begin : segment.begin] for part in header):
                 return False
             at = segment.end
         return True
 
-    def _by_prompt(self, place: TurnPlace, found: Header | None = None) -> int:
+    def _by_prompt(self, place: TurnPlace, header: Header | None = None) -> int:
         """Behind a prompt that stands once before the message's text: the model does not write what is before it."""
-        text = self._trace.text
-        if found is not None:
-            prompts = [found.text[found.closing :]]
-        else:
-            prompts = sorted(self._facts.prompts, key=len, reverse=True)
-            if not prompts:
-                asked = self._renderer.run(self._messages, True).text
-                prompts = [asked[shared(text, asked) :]]
+        text = self._text
+        prompts = [header.text[header.closing :]] if header else sorted(self._facts.prompts, key=len, reverse=True)
+        if not prompts:
+            asked = self._renderer.run(self._messages, True).text
+            prompts = [asked[shared(text, asked) :]]
         for prompt in prompts:
             end = text.find(prompt, place.after, place.begin) + len(prompt)
             once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
             if once and self._tokens.whole(text, place.after, end) == end:
                 return end
-        for prompt in prompts:  # what it opens may be missing
-            for closer in self._facts.closers:
+        for prompt in prompts:  # what it opens may be missing (Qwen3 before a greeting)
+            for closer in self._facts.closers:  # it ends the turn before
                 prompt = prompt.lstrip().removeprefix(closer)
             first = self._tokens.token.match(prompt := prompt.lstrip())
             at = text.rfind(first[0], place.after, place.begin) if first and _WORD.search(prompt) else -1
             begin = self._behind(Header(prompt, 0, True, "", None), place._replace(after=at)) if at >= 0 else None
             if begin is not None:
                 return begin
-        known = f"the generation prompt is {found.text[-60:]!r}" if found else "no generation prompt is known here"
+        known = f"the generation prompt is {header.text[-60:]!r}" if header else "no generation prompt is known here"
         raise Refused("turn_begin", f"found {text[place.after : place.begin][-60:]!r} before its text, and {known}")
 
     def _goes_on(self, place: TurnPlace) -> int:
         """Where the model goes on after another message's text within its turn.
 
-        This is behind a prompt, or at the model's text if a single token ends the other message's text.
+        This is behind a prompt, or at the model's text if a single token ends the other message's text (Gemma's calls).
         """
         try:
             return self._by_prompt(place)
         except Refused:
-            tokens = self._tokens.special.finditer(self._trace.text, place.after, place.begin)
+            tokens = self._tokens.special.finditer(self._text, place.after, place.begin)
             begins = {token.end(): token.start() for token in tokens}
             if place.begin in begins and begins[place.begin] not in begins:  # no other token directly before it
                 return place.begin
-            between = self._trace.text[place.after : place.begin][-60:]
+            between = self._text[place.after : place.begin][-60:]
             message = f"where the turn goes on after another message's text cannot be told: {between!r}"
             raise Refused("turn_begin", message) from None
 
@@ -551,29 +472,28 @@ class Turns:
 
     def _check_one_turn(self, begin: int, stop: int) -> None:
         """Raises if the template writes the end of answers, or EOS, before the end of the turn's text."""
-        facts = self._facts
-        end = facts.plain_end or facts.end_in_history or self._renderer.special_tokens.get("eos_token")
-        at = self._trace.text.find(end, begin, stop) if end else -1
-        unknown = not (facts.plain_end or facts.end_in_history)
-        if unknown and any(map(self._tokens.special.search, self._between_repeated(begin, stop))):
+        known = self._facts.plain_end or self._facts.end_in_history
+        if not known and any(map(self._tokens.special.search, self._between_repeated(begin, stop))):
             raise Refused("turn_apart", "its text is repeated behind a special token")
+        end = known or self._renderer.special_tokens.get("eos_token")
+        at = self._text.find(end, begin, stop) if end else -1
         while end and at >= 0:
             if not any(each.begin <= at < each.end for each in self._trace.segments):
                 raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
-            at = self._trace.text.find(end, at + 1, stop)
+            at = self._text.find(end, at + 1, stop)
 
     def _between_repeated(self, begin: int, stop: int) -> Iterator[str]:
         """The texts between segments and their repetitions, in a part of the rendering."""
         segments, ends = self._trace.segments, dict[tuple[str, ...], int]()
         for each in segments[bisect.bisect_left(segments, (begin,)) : bisect.bisect_left(segments, (stop,))]:
             if each.keys in ends:
-                yield self._trace.text[ends[each.keys] : each.begin]
+                yield self._text[ends[each.keys] : each.begin]
             ends[each.keys] = each.end
 
     def _check_alone(self, index: int, begin: int, stop: int) -> None:
         """Raises if another message says something between the prompt and the text."""
         for each in self._trace.segments:
-            said = self._trace.text[max(each.begin, begin) : min(each.end, stop)]
+            said = self._text[max(each.begin, begin) : min(each.end, stop)]
             if each.index != index and said.strip():
                 raise Refused("turn_apart", f"within the turn stands {each}: {said[:40]!r}")
 
@@ -581,58 +501,76 @@ class Turns:
         """Raises if the message's name stands behind the prompt: it belongs to the header."""
         for each in self._trace.segments:
             if each.index == index and each.keys == NAME and begin <= each.begin < stop:
-                name = self._trace.text[each.begin : each.end]
+                name = self._text[each.begin : each.end]
                 raise Refused("turn_begin", f"before its text stands its name: {name!r}")
 
     # Ends
 
     def _end(self, index: int, place: TurnPlace, at: int) -> int:
         """Behind the token that ends the turn."""
-        facts, tokens, text = self._facts, self._tokens, self._trace.text
+        facts = self._facts
         calls = bool(self._messages[index].get("tool_calls"))
-        stop = self._tail_end(index, place, at)
-        behind = spoken_by_others(self._trace, index, at) if stop == place.before else None
-        if behind is not None and (behind.begin != stop or behind.owner not in (index, -1, place.owner)):
-            behind = None  # it speaks in another turn
-        if behind is not None and behind.index > index:
-            self.by_facts = False  # the conversation, cut off before that message, shows what the model writes
-            stop = self._cut_end(behind.index, index, place, at)
-        tail = text[at:stop]
+        stop, other = self._stop(index, place, at)
+        tail = self._text[at:stop]
         ends = [end for end in (facts.plain_end, facts.end_in_history) if end and end in tail]
         plain = min(ends, key=tail.find, default=facts.plain_end)
-        silent = place.begin == place.end  # then the header may hold tokens, too
-        end = facts.end_in(tail, calls or silent, plain)
+        may_have_more = calls or place.silent  # the header of an empty answer may hold tokens, too
+        end = facts.end_in(tail, may_have_more, plain)
         if end is not None:
-            own_words = tokens.special.sub("", tail[:end])
+            own_words = self._tokens.special.sub("", tail[:end])
             if not (facts.prompts or calls) and _SEVERAL_WORDS.search(own_words):  # the model may not write them
                 raise Refused("turn_end", f"the template writes words before the end of the turn: {own_words[:40]!r}")
             at += end
             if not calls or plain != "":
                 return at
-            # No token ends a plain answer, so these end the call alone: what ends a plain answer ends the turn.
-        if behind is not None and behind.begin == stop:
-            raise Refused("turn_end", f"before its end stands {behind}: {text[behind.begin : behind.end][:40]!r}")
-        openings = list(tokens.special.finditer(text, at, stop))
+            # No token ends a plain answer, so these end the call alone (Apertus): its end is that of a plain answer.
+        if other is not None:
+            said = self._text[other.begin : other.end]
+            raise Refused("turn_end", f"before its end stands {other}: {said[:40]!r}")
+        return self._end_without_token(index, place, at, stop, may_have_more)
+
+    def _stop(self, index: int, place: TurnPlace, at: int) -> tuple[int, SourceSpan | None]:
+        """(where the template's text of the turn ends at the latest, another message's text there within the turn)."""
+        stop = self._tail_end(index, place, at)
+        other = spoken_by_others(self._trace, index, at) if stop == place.before else None
+        if other is None or other.begin != stop or other.owner not in (index, -1, place.owner):
+            return stop, None  # it speaks in another turn
+        if other.index > index:
+            self.by_facts = False  # the conversation, cut off before that message, shows what the model writes
+            stop = self._cut_end(other.index, index, place, at)
+        return stop, other if other.begin == stop else None
+
+    def _end_without_token(self, index: int, place: TurnPlace, at: int, stop: int, may_have_more: bool) -> int:
+        """The end of a turn that no token ends before `stop`.
+
+        The end token may be written with the next turn (Jamba). If answers have none, the token that begins the next
+        turn stops the model (GLM). Words before it may be written only because a message follows, but not behind calls
+        and empty answers.
+        """
+        facts, special, text = self._facts, self._tokens.special, self._text
+        openings = list(special.finditer(text, at, stop))
         if not all(facts.opens(token[0]) for token in openings):
             raise Refused("turn_end", f"a token that begins a turn stands within the turn: {openings[0][0]!r}")
+        opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
+        end = at + len(text[at:opening].rstrip())
         head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn
         if facts.plain_end:
-            if text.startswith(facts.plain_end, head, place.before):
-                return head + len(facts.plain_end)
-        elif not openings and following and (calls or following.end > following.begin):
-            token = tokens.special.match(text, head, place.before)
-            known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
-            if token is not None and not known and self._messages[index + 1]["role"] != "assistant":
-                if calls or silent or not text[at:stop].strip():
-                    return token.end()  # this token stops the model
-                cut = self._cut_end(index + 1, index, place, at)  # without what is only written before a message
-                return token.end() if cut >= len(text[:stop].rstrip()) else len(text[:cut].rstrip())
-        opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
-        return at + len(text[at:opening].rstrip())
+            is_end = text.startswith(facts.plain_end, head, place.before)
+            return head + len(facts.plain_end) if is_end else end
+        if openings or following is None or (following.silent and not self._messages[index].get("tool_calls")):
+            return end
+        token = special.match(text, head, place.before)
+        is_known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
+        if token is None or is_known or self._messages[index + 1]["role"] == "assistant":
+            return end
+        if end > at and not may_have_more:
+            cut = self._cut_end(index + 1, index, place, at)
+            return token.end() if cut >= end else len(text[:cut].rstrip())
+        return token.end()
 
     def _tail_end(self, index: int, place: TurnPlace, at: int) -> int:
         """The end of what the template writes for a message."""
-        marks, limit = self._trace.marks, min(place.before, len(self._trace.text.removesuffix(self._facts.always)))
+        marks, limit = self._trace.marks, min(place.before, len(self._text.removesuffix(self._facts.always)))
         k = self._first_mark(at)
         owner = marks[k - 1][1] if k else -1
         if k < len(marks) and marks[k] == (at, index):
@@ -660,7 +598,7 @@ class Turns:
         except RAISED:
             message = "its end cannot be told: the template does not render the conversation up to this turn"
             raise Refused("turn_end", message) from None
-        shown, text = places(cut, (index,)).get(index), self._trace.text
+        shown, text = places(cut, (index,)).get(index), self._text
         own, pieces = text[place.begin : place.end], shown.pieces if shown else ()
         # Reasoning that the history leaves out may stand before the text, and hold it.
         segments = [each for each in cut.segments if each.index == index]
@@ -683,7 +621,7 @@ class Turns:
                 continue
             k = self._first_mark(at)
             current = self.places.get(self._trace.marks[k - 1][1]) if k else place
-            if current is not place and (current is None or current.begin == current.end):
+            if current is not place and (current is None or current.silent):
                 continue  # the block belongs to a message that says nothing
             own = current is place or current is None or not begin <= current.begin <= current.end <= at
             for piece in place.pieces if place else ():
@@ -727,46 +665,3 @@ def accounted(turns: list[Turn], messages: Sequence[Message], lost: set[int]) ->
         else turn._replace(reason=UNPLACED)
         for turn in turns
     ]
-
-
-# Probes
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def _answer(text: str, *calls: dict[str, Any], **more: Any) -> Message:
-    return {"role": "assistant", "content": text, **more, **({"tool_calls": [*calls]} if calls else {})}
-
-
-def _result(text: str, name: str, place: int = 0) -> Message:
-    return {"role": "tool", "name": name, "tool_call_id": f"call0000{place + 1}", "content": text}
-
-
-def _probes() -> Iterator[list[Message]]:
-    look, add = call("look_up", {"word": "Harbour"}), call("add_up", {"one": "Three", "two": "Five"}, 1)
-    thought = {"reasoning_content": "Thinking about that."}
-    found, sum_ = _result("It was found.", "look_up"), _result("It is eight.", "add_up", 1)
-    system = {"role": "system", "content": "Speak in brief."}
-    asked, again, finally_ = _user("What is that thing?"), _user("Why is it there?"), _user("Who brought it?")
-    plain, other, last = _answer("Surely a boat."), _answer("For the fish."), _answer("Nobody knows.")
-    yield [asked, plain, again, other, finally_, last]
-    yield [system, asked, plain, again, other]
-    for head in ([asked], [system, asked], [asked, plain, again]):
-        for words in ("", "Let me see that."):
-            yield [*head, _answer(words, look), found, other, finally_, last]
-            yield [*head, _answer(words, look), found, _answer(words, look), found, other]
-            yield [*head, _answer(words, look, add), found, sum_, other]
-            yield [*head, _answer(words, look, **thought), found, _answer(words, look, **thought), found]
-            yield [*head, _answer(words, look, **thought), found, {**other, **thought}, finally_, {**last, **thought}]
-            yield [*head, _answer(words, look, add, **thought), found, sum_, {**other, **thought}]
-        yield [*head, {**plain, **thought}, finally_, {**last, **thought}]
-        yield [*head, _answer("<think>\nThinking of it.\n</think>\n\nA boat."), finally_, last]
-    yield [asked, plain, other]
-    yield [system, plain]
-    yield [plain]
-
-
-PROBES = tuple(_probes())
-"""Conversations that a template is probed with."""
