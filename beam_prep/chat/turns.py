@@ -305,11 +305,11 @@ class Turns:
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
         """(begin, True if the header shows it), by rendering the messages before this one."""
-        text, facts = self._text, self._facts
+        text, facts, joined = self._text, self._facts, self._joined(before, place.begin)
         try:
             header = self._header_before(index)
         except (*RAISED, Refused):  # the template does not take this prefix
-            return self._by_prompt(place), False
+            return (self._by_prompt(place) if joined is None else joined), False
         if header.prompted and text.startswith(header.whole):
             if len(header.whole) > place.end and not place.silent:
                 raise Refused("turn_begin", f"its text stands before the generation prompt: {header.text[-60:]!r}")
@@ -330,14 +330,25 @@ class Turns:
         by_header = begin is not None
         if begin is None:
             prompt, turn = header.text[header.closing :].strip(), text[place.after : min(place.before, len(text))]
-            ended = before.spans[-1][1] if before is not None and before.spans and prompt not in turn else None
-            if ended is not None and not text[ended : place.begin].strip():
-                return ended, False  # several messages share one turn (Apertus)
+            if joined is not None and not (prompt and prompt in turn):
+                return joined, False  # several messages share one turn (Apertus)
             begin = self._by_prompt(place, header)
         elif not is_certain and are_plain([self._messages[index]]) and (words := text[begin : place.begin].strip()):
             raise Refused("turn_begin", f"before its text stand words that a plain answer does not have: {words!r}")
         self._check_name(index, begin, place.begin)
         return begin, by_header
+
+    def _joined(self, before: Turn | None, begin: int) -> int | None:
+        """Where the turn of the answer before goes on up to this text; None: an end or a header may be between."""
+        if before is None or not before.spans:
+            return None
+        ended, end, text = before.spans[-1][1], self._facts.plain_end, self._text
+        tokens = self._tokens.special.findall(text, ended, begin)
+        if text[ended:begin].strip() and not (tokens and end and self._facts.end_in_history):
+            return None
+        # Tokens that open a call (Gemma 4, Mistral).
+        is_open = not tokens or (end not in tokens and not text.endswith(self._tokens.texts, 0, ended))
+        return ended if is_open and not any(map(self._facts.opens, tokens)) else None
 
     def _header_before(self, index: int) -> Header:
         """The header of an answer in place of the message; that of a plain one, if a blank prompt is not there."""

@@ -148,6 +148,26 @@ def test_a_header_that_ends_with_a_word_may_stand_directly_before_the_answers_wo
     assert trained(source, messages, tokens={}) == ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]
 
 
+@pytest.mark.parametrize("header", ["<|im_start|>assistant\n", ""])
+def test_a_call_that_the_template_joins_to_the_answer_before_it_is_trained(header: str) -> None:
+    """As Gemma 4, and Mistral, which has no header: no end token stands between the two messages of the assistant."""
+    call = "{% for c in m.tool_calls or [] %}<call>call:{{ c.name }}</call>{% endfor %}"
+    source = (
+        "{% for m in messages %}{% set before = loop.previtem.role if not loop.first else '' %}"
+        "{% if m.role != 'assistant' %}<|im_start|>{{ m.role + '\n' + m.content }}<|im_end|>\n{% else %}"
+        "{% if before != 'assistant' %}HEADER{% endif %}{{ m.content }}" + call + "{% if loop.last or "
+        "loop.nextitem.role != 'assistant' %}</s>{% endif %}{% endif %}{% endfor %}"
+    ).replace("HEADER", header)
+    if header:
+        source += PROMPT
+    called = say("assistant", "", tool_calls=[{"name": "go"}])
+    messages = [*talk("q", "a"), called, say("tool", "r"), say("assistant", "b")]
+    controls = (*CONTROLS, "<call>", "</call>")
+    assert "".join(trained(source, messages, controls=controls)) == "a<call>call:go</call></s>b</s>"
+    ended = source.replace("{{ m.content }}", "{{ m.content }}</s>")
+    assert trained(ended, messages, controls=controls) in ("turn_begin", "turn_apart")
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
