@@ -120,7 +120,7 @@ def without_addresses(text: str) -> str:
     """A message without memory addresses, which differ in every run, and without names of our own classes."""
     for kind, known in ((Node, "dict"), (Nodes, "list"), (Text, "str")):
         text = text.replace(f"{kind.__module__}.{kind.__name__} ", f"{known} ")
-        text = text.replace(f"'{kind.__name__}' object", f"'{known}' object")
+        text = re.sub(f"""(['"]){kind.__name__}\\1""", rf"\1{known}\1", text)
     return _ADDRESS.sub("", text)
 
 
