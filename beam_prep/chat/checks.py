@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from beam_prep.chat.messages import Message, are_plain, is_plain
+from beam_prep.chat.messages import Message
 from beam_prep.data.block import Reject
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, parsed_field, template_kwargs, tools
-from beam_prep.reading.records import Record, Records, describe
+from beam_prep.reading.records import Record, Records, are_bare, describe
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:
@@ -43,11 +43,11 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
         return []
     if not isinstance(value, list):
         raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")
-    if are_plain(value):
+    if are_bare(value):
         return value
     messages = []
     for turn, message in enumerate(value):
-        if not is_plain(message):
+        if not are_bare([message]):
             at = f"{where}[{turn}]"
             message = with_calls(message, at)
             check_message(message, at, loss_weights)

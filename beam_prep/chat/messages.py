@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS
 from beam_prep.chat.trace import Trace
 from beam_prep.data.block import Reject
-from beam_prep.reading.records import parse_json
+from beam_prep.reading.records import are_bare, parse_json
 
 Message = dict[str, Any]
 ToolArguments = Literal["auto", "object", "string", "as_is"]
@@ -30,16 +30,8 @@ def for_template(message: Message) -> Message:
 
 
 def are_plain(messages: Sequence[Any]) -> bool:
-    """True if all messages are plain."""
-    return all(map(is_plain, messages))
-
-
-def is_plain(message: Any) -> bool:
-    """True if a message has exactly a role, not `function` (see `is_legacy`), and a content, both strings."""
-    if type(message) is not dict or len(message) != 2:
-        return False
-    role = message.get("role")
-    return type(role) is str and type(message.get("content")) is str and role != "function"
+    """True if all messages are a role, not `function` (see `is_legacy`), and a text."""
+    return are_bare(messages) and "function" not in [message["role"] for message in messages]
 
 
 def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:

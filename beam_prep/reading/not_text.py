@@ -13,12 +13,12 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output
-from beam_prep.reading.records import Record
+from beam_prep.reading.records import Record, are_bare
 
 NotTextRule = Literal["reject", "drop_parts"]
 
@@ -84,15 +84,25 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
     Raises:
         Reject: `not_text`: there are files, and the rule is `reject`; or a message has no text beside them.
     """
-    beside = files_in(record)
-    made, dropped = record, 0
+    search = _Search(files_in(record))
+    made = record
     for name, is_document in _fields(tuple(outputs)):
         value = record.get(name)
-        search = _Search(rule, not is_document)
-        cleaned = search.value(value, name, beside)
-        if cleaned is not value:
-            made, dropped = {**made, name: cleaned}, dropped + search.dropped
-    return made, dropped
+        if search.beside or not (is_document or _has_no_file(value)):
+            search.base64 = not is_document
+            if (cleaned := search.value(value, name)) is not value:
+                made = {**made, name: cleaned}
+    if search.found and rule == "reject":
+        raise Reject("not_text", f"{search.found[0]}: {_ADVICE}")
+    for where in search.emptied:
+        message = f"'{where}' has no text beside its files, so there is nothing to keep: leave such records out"
+        raise Reject("not_text", message)
+    return made, len(search.found)
+
+
+def _has_no_file(value: Any) -> bool:
+    """True for messages that can hold no file: the most frequent value."""
+    return type(value) is list and are_bare(value) and ";base64," not in "".join([each["content"] for each in value])
 
 
 def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str]) -> list[str]:
@@ -170,52 +180,51 @@ def _is_file(value: Any, levels: int = 3) -> bool:
 
 @dataclass(slots=True)
 class _Search:
-    """Searches a field for files. In its methods, `beside` names fields beside a text that hold files.
+    """Takes files out of the fields of a record. What holds none stays the same object.
 
     Attributes:
-        rule: see `text_only`.
+        beside: fields of the record that hold files.
         base64: True: data URLs count as files.
-        dropped: number of removed files.
+        found: says of each file where it is.
+        emptied: the places of texts and messages that said nothing but files.
     """
 
-    rule: NotTextRule
-    base64: bool
-    dropped: int = 0
+    beside: list[str]
+    base64: bool = True
+    found: list[str] = field(default_factory=list)
+    emptied: list[str] = field(default_factory=list)
 
-    def value(self, value: Any, where: str, beside: list[str]) -> Any:
-        """The value without files; the same object if there are none."""
+    def value(self, value: Any, where: str) -> Any:
+        """A field without files: a text, messages, or a list of these."""
         if isinstance(value, str):
-            before = self.dropped
-            text = self._text(value, where, beside)
-            if self.dropped > before and not text.strip():
-                raise _nothing_left(where)
+            text = self._text(value, where, self.beside)
+            if text is not value and not text.strip():
+                self.emptied.append(where)
             return text
         if not isinstance(value, list):
             return value
         made = [
-            (self._message if type(item) is dict else self.value)(item, f"{where}[{place}]", beside)
+            (self._message if type(item) is dict else self.value)(item, f"{where}[{place}]")
             for place, item in enumerate(value)
         ]
         return value if _same(made, value) else made
 
-    def _message(self, message: dict[str, Any], where: str, beside: list[str]) -> dict[str, Any]:
-        given, before = message.get("content"), self.dropped
-        own = files_in(message)
-        for name in own:
-            self._found(f"'{where}.{name}' holds a file")
-        content = given
+    def _message(self, message: dict[str, Any], where: str) -> dict[str, Any]:
+        before, own = len(self.found), files_in(message)
+        self.found += [f"'{where}.{name}' holds a file" for name in own]
+        content = given = message.get("content")
         if isinstance(given, str):
-            content = self._text(given, where, beside or own)
+            content = self._text(given, where, self.beside or own)
         elif isinstance(given, list):
-            parts = [*self._parts(given, where, beside or own)]
+            parts = [*self._parts(given, where, self.beside or own)]
             content = given if _same(parts, given) else parts
-        if self.dropped == before and content is given:
+        if not own and content is given:
             return message
         made = {name: value for name, value in message.items() if name not in own}
         if "content" in made:
             made["content"] = content
-        if self.dropped > before and not _says(made):
-            raise _nothing_left(where)
+        if len(self.found) > before and not _says(made):
+            self.emptied.append(where)
         return made
 
     def _parts(self, parts: list[Any], where: str, beside: list[str]) -> Iterator[Any]:
@@ -223,12 +232,13 @@ class _Search:
             at = f"{where}.content[{place}]"
             if isinstance(part, str):
                 yield self._text(part, at, beside)
+            elif part is None:
+                continue
             elif not isinstance(part, dict):
-                if part is not None or self.rule == "reject":
-                    yield part
+                yield part
             elif _is_file_part(part):
                 of = f" (type {str(part['type'])[:40]!r})" if part.get("type") is not None else ""
-                self._found(f"'{at}' is a file{of}")
+                self.found.append(f"'{at}' is a file{of}")
             elif isinstance(part.get("text"), str):
                 text = self._text(part["text"], at, beside)
                 if part.get("type") in _OTHER_TEXTS and not files_in(part):
@@ -238,32 +248,19 @@ class _Search:
             else:
                 yield part
 
-    def _text(self, given: str, where: str, beside: list[str]) -> str:
-        text, before = given, self.dropped
-        if self.base64 and ";base64," in text:
-            for found in _DATA_URL.finditer(text):
-                self._found(f"'{where}' holds a file as base64 ({found[0][:60]} ...)")
-            text = _DATA_URL.sub("", text) if self.dropped > before else text
-        in_base64 = self.dropped
-        if beside and ("<" in text or "[" in text):
-            for found in _PLACEHOLDER.finditer(text):
-                self._found(f"'{where}' has {found[0]!r}, which stands for a file of the field {beside[0]!r}")
-            text = _PLACEHOLDER.sub("", text).strip() if self.dropped > in_base64 else text
+    def _text(self, text: str, where: str, beside: list[str]) -> str:
+        if self.base64 and ";base64," in text and (urls := [*_DATA_URL.finditer(text)]):
+            self.found += [f"'{where}' holds a file as base64 ({url[0][:60]} ...)" for url in urls]
+            text = _DATA_URL.sub("", text)
+        if beside and ("<" in text or "[" in text) and (places := _PLACEHOLDER.findall(text)):
+            said = f"which stands for a file of the field {beside[0]!r}"
+            self.found += [f"'{where}' has {place!r}, {said}" for place in places]
+            text = _PLACEHOLDER.sub("", text).strip()
         return text
-
-    def _found(self, what: str) -> None:
-        if self.rule == "reject":
-            raise Reject("not_text", f"{what}: {_ADVICE}")
-        self.dropped += 1
 
 
 def _same(made: Sequence[Any], given: Sequence[Any]) -> bool:
     return len(made) == len(given) and all(map(operator.is_, made, given))
-
-
-def _nothing_left(where: str) -> Reject:
-    message = f"'{where}' has no text beside its files, so there is nothing to keep: leave such records out"
-    return Reject("not_text", message)
 
 
 def _is_file_part(part: Mapping[str, Any]) -> bool:

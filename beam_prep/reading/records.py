@@ -223,6 +223,16 @@ def is_absent(value: Any) -> bool:
 Record = dict[str, Any]
 
 
+def are_bare(messages: Sequence[Any]) -> bool:
+    """True if all messages are objects of exactly a `role` and a `content`, both strings."""
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return False
+        if type(message.get("role")) is not str or type(message.get("content")) is not str:
+            return False
+    return True
+
+
 @dataclass(slots=True)
 class Records(Block):
     """Parsed objects of a block.
