@@ -441,13 +441,12 @@ class CachePolicy:
 def first_difference(batch: Batch, reference: Batch) -> tuple[int, str] | None:
     """(line, difference) of the first line on which two batches of a block differ; None if they are equal.
 
-    Compares the outcome of each line, messages of rejects, domains, counters, metadata, and every value of every column
+    Compares the outcome of each line, messages of rejects, domains, counters, and every value of every column
     with its type. Neither batch may have segments left.
     """
     if len(batch) and len(reference) and batch.schema != reference.schema:
         return int(batch.line[0]), f"found the columns {batch.schema}, wanted {reference.schema}"
-    metadata = batch.ledger.metadata is not None and reference.ledger.metadata is not None
-    lines = zip_longest(_lines(batch, metadata), _lines(reference, metadata), fillvalue={"outcome": "no line"})
+    lines = zip_longest(_lines(batch), _lines(reference), fillvalue={"outcome": "no line"})
     for line, (mine, theirs) in enumerate(lines):
         for what in dict.fromkeys([*mine, *theirs]):
             one, other = mine.get(what, "nothing"), theirs.get(what, "nothing")
@@ -461,7 +460,7 @@ def first_difference(batch: Batch, reference: Batch) -> tuple[int, str] | None:
 _BEFORE, _SHOWN = 20, 80  # characters
 
 
-def _lines(batch: Batch, metadata: bool) -> list[dict[str, str]]:
+def _lines(batch: Batch) -> list[dict[str, str]]:
     """For each line: its outcome, and the values of its rows, by name."""
     ledger = batch.ledger
     rows = np.bincount(batch.line, minlength=len(ledger.status)).tolist()
@@ -470,12 +469,10 @@ def _lines(batch: Batch, metadata: bool) -> list[dict[str, str]]:
     found = [{"outcome": words[code - 1] if code else f"rows: {count}"} for code, count in codes]
     for line, message in ledger.messages.items():
         found[line]["outcome"] += f": {message}"
-    kept = ledger.metadata.values if metadata and ledger.metadata is not None else {}
     for row, line in enumerate(batch.line.tolist()):
         of = "" if batch.row is None else f"row {batch.row[row]}, "
         found[line][f"{of}domain"] = batch.domain[row]
         found[line] |= {f"{of}counter {name!r}": str(each[row]) for name, each in batch.counters.items() if each[row]}
-        found[line] |= {f"{of}metadata {name!r}": _shown(values, line) for name, values in kept.items()}
         found[line] |= {f"{of}column {name!r}": _shown(values, row) for name, values in batch.columns.items()}
     return found
 
