@@ -13,6 +13,7 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -218,7 +219,7 @@ def _row_index(
     facts = {
         "outcomes": batch.ledger.outcomes,
         "roles": roles.names,
-        "shown": [record.as_dict() for record in shown(batch.ledger, text_limit)],
+        "shown": [asdict(record) for record in shown(batch.ledger, text_limit)],
     }
     return seal_batches([written], written.schema, facts, block + ROW_INDEX, "zstd")
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -172,13 +172,6 @@ class Drop:
     bare: list[str] | None = None
     note: str = ""
     kind: str = "dropped"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Its fields. An empty note is left out, as in outputs of earlier versions."""
-        found = asdict(self)
-        if not self.note:
-            del found["note"]
-        return found
 
 
 def shown(ledger: Ledger, text_limit: int) -> list[Drop]:
