@@ -102,7 +102,7 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
 
 def _has_no_file(value: Any) -> bool:
     """True for messages that can hold no file: the most frequent value."""
-    return type(value) is list and are_bare(value) and ";base64," not in "".join([each["content"] for each in value])
+    return type(value) is list and are_bare(value) and not any(";base64," in each["content"] for each in value)
 
 
 def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str]) -> list[str]:
