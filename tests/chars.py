@@ -1,6 +1,7 @@
 """A tokenizer whose ids can be read in a test: each character is a token, its id is its code point."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
-from beam_prep.tokens.tokenizer import CharSpans
+from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 
 BOS, EOS = "^", "$"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
@@ -26,11 +27,13 @@ def char_spans(places: Sequence[tuple[int, int, int]]) -> CharSpans:
     return CharSpans(*np.array(places, np.int64).reshape(-1, 3).T)
 
 
-class Chars:
+@dataclass(frozen=True)
+class Chars(Tokenizer):
     """Its special tokens are `^` before and `$` behind a text. It counts how often it is asked, and for how much."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[list[str], bool]] = []
+    _folder: str = ""
+    fingerprint: str = ""
+    calls: list[tuple[list[str], bool]] = field(default_factory=list)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         self.calls.append((list(texts), add_special_tokens))

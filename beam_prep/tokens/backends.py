@@ -193,7 +193,7 @@ class WithGigatoken:
 
 @dataclass
 class FastEncoder:
-    """An `Encoder` with the results of `Tokenizer`, but faster.
+    """Encodes with the results of `Tokenizer`, and its methods, but faster.
 
     Attributes:
         tokenizer: the reference.
@@ -214,7 +214,7 @@ class FastEncoder:
         return with_parts_around(ids, *_around_text(self.tokenizer)) if add_special_tokens else ids
 
     def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
-        """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
+        """Ids of each text, and the tokens that overlap each character span: see `Tokenizer`."""
         if not len(spans):
             return self.encode(texts, add_special_tokens), np.zeros((2, 0), np.int64)
         table = token_bytes(self.tokenizer)
@@ -246,7 +246,7 @@ class FastEncoder:
         return _replaced(ids, places, found), tokens
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
-        """Ids of each text; each part of a text is encoded alone: see `Encoder`."""
+        """Ids of each text; each part of a text is encoded alone: see `Tokenizer`."""
         if self.tokenizer.inside is self.tokenizer.reference:
             return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
         self.fell_back += len(texts)

@@ -16,7 +16,9 @@ from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields, read_rollout, token_weights, tokenized
 from beam_prep.tokens.backends import FastEncoder, encoder_of, name_of
 from beam_prep.tokens.batch import Batch, Segments
-from beam_prep.tokens.tokenizer import CharSpans, Encoder, Tokenizer
+from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
+
+Encoder = Tokenizer | FastEncoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,32 +47,6 @@ TEXTS_AT_ONCE, CHARACTERS_AT_ONCE = 512, 1 << 16
 """Most texts and characters in one call of the Rust library, whose answer takes about 300 bytes a token."""
 _CUT = "\ufffd"  # decoders give this for bytes that are no character
 _LONGEST_CUT = 16  # tokens
-
-
-class Encoder(Protocol):
-    """Encodes texts: the methods that every backend has."""
-
-    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
-        """Ids of each text, int32, without truncation or padding."""
-        ...
-
-    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
-        """Ids of each text, and the tokens that overlap each character span.
-
-        Args:
-            texts: what to encode.
-            add_special_tokens: add the tokenizer's special tokens.
-            spans: spans of the texts.
-
-        Returns:
-            the ids; and int64 [2, spans]: first token and one past the last, counted in their text; equal if a span is
-            empty.
-        """
-        ...
-
-    def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
-        """Ids of each text; each part of a text is encoded alone."""
-        ...
 
 
 TokenizerSource = Callable[[], dict[str, bytes]]
@@ -330,7 +304,14 @@ class Tokenizer:
     def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans) -> tuple[Ragged, Array]:
         """Ids of each text, and the tokens that overlap each character span, by the reference's offsets.
 
-        See `Encoder`.
+        Args:
+            texts: what to encode.
+            add_special_tokens: add the tokenizer's special tokens.
+            spans: spans of the texts.
+
+        Returns:
+            the ids; and int64 [2, spans]: first token and one past the last, counted in their text; equal if a span is
+            empty.
         """
         found = np.zeros((2, len(spans)), np.int64)
         if not len(spans):
