@@ -321,7 +321,6 @@ _TOO_DEEP = f"the line is nested deeper than {MAX_DEPTH} levels"
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
 """In a line whose digits are replaced by zeros: a number that orjson may turn into another double."""
-_NESTED = {dict, list}
 
 
 def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> Any:
@@ -345,9 +344,6 @@ def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> 
 
 def _quotes(value: Any) -> int:
     """Number of quotes of a value as JSON. A repeated key, which the parser dropped, had at least two more."""
-    if type(value) is dict and _NESTED.isdisjoint(map(type, value.values())):  # faster than to write a long text
-        texts: list[str] = [*value, *(each for each in value.values() if type(each) is str)]
-        return 2 * len(texts) + sum([text.count('"') for text in texts])
     try:
         return orjson.dumps(value).count(b'"')
     except TypeError:
