@@ -282,11 +282,6 @@ class Batch(Block):
         found = [self.columns[name].flat_lengths for name, column in self.schema.items() if column.role == "ids"]
         return np.sum(found, axis=0) if found else np.zeros(len(self), np.int64)
 
-    @property
-    def uncut(self) -> Array:
-        """int64 [rows]: `lengths` before any row was cut."""
-        return self.lengths + self.counters.get(CUT_TOKENS, 0)
-
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "domains", len(self.domain)
         yield from ((f"column {name!r}", len(rows)) for name, rows in self.columns.items())
