@@ -331,6 +331,10 @@ class Unfit(Reject):
         self.shown = shown
 
 
+class NoJSON(Exception):
+    """JSON cannot hold the values of a type; the message says why, without the column."""
+
+
 def schema_problem(schema: pa.Schema) -> str | None:
     """Why a table cannot become lines of JSON; None if it can.
 
@@ -340,24 +344,11 @@ def schema_problem(schema: pa.Schema) -> str | None:
     if (name := twice(schema.names)) is not None:
         return f"two columns have the name {name!r}"
     for field in schema:
-        if (problem := _problem(field.type, f"column {field.name!r}")) is not None:
-            return problem
+        try:
+            values(pa.nulls(0, field.type))
+        except NoJSON as problem:
+            return f"column {field.name!r} {problem}"
     return None
-
-
-def _problem(kind: pa.DataType, where: str) -> str | None:
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if types.is_dictionary(kind):
-        return _problem(kind.value_type, where)
-    if _writer(kind) is None:
-        return f"{where} is of type {kind}, which JSON does not have"
-    if types.is_map(kind) and _writer(kind.key_type) is not _texts:
-        return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
-    members = [kind.field(place) for place in range(kind.num_fields)]
-    if (name := twice([member.name for member in members])) is not None:
-        return f"{where} has two members of the name {name!r}"
-    return next(filter(None, (_problem(member.type, where) for member in members)), None)
 
 
 def lines_of(rows: pa.RecordBatch) -> Iterator[Line]:
@@ -389,14 +380,19 @@ def lines_of(rows: pa.RecordBatch) -> Iterator[Line]:
 
 
 def values(array: pa.Array) -> list[Any]:
-    """The values of an array for `orjson.dumps`; an `Unfit` for each value that JSON cannot hold."""
+    """The values of an array for `orjson.dumps`; an `Unfit` for each value that JSON cannot hold.
+
+    Raises:
+        NoJSON: JSON cannot hold values of this type.
+    """
     if isinstance(array, pa.ExtensionArray):
         extension = _EXTENSIONS.get(array.type.extension_name)
         return values(array.storage) if extension is None else extension(array)
     if types.is_dictionary(array.type):
         return values(array.dictionary.take(array.indices))
-    write = _writer(array.type)
-    assert write is not None, array.type
+    write = next((write for write, tests in _WRITERS.items() if any(test(array.type) for test in tests)), None)
+    if write is None:
+        raise NoJSON(f"is of type {array.type}, which JSON does not have")
     found = write(array)
     if array.null_count:
         for place in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
@@ -419,6 +415,8 @@ def _objects(names: Sequence[str], members: Sequence[list[Any]], count: int, top
 
 def _structs(array: pa.StructArray) -> list[Any]:
     names = [array.type.field(place).name for place in range(array.type.num_fields)]
+    if (name := twice(names)) is not None:
+        raise NoJSON(f"has two members of the name {name!r}")
     return _objects(names, [values(array.field(place)) for place in range(len(names))], len(array))
 
 
@@ -432,6 +430,8 @@ def _lists(array: pa.Array) -> list[Any]:
 
 
 def _maps(array: pa.MapArray) -> list[Any]:
+    if not any(is_text(array.type.key_type) for is_text in _WRITERS[_texts]):
+        raise NoJSON(f"is a map with keys of type {array.type.key_type}, wanted texts")
     keys, items = (_lists(pa.ListArray.from_arrays(array.offsets, each)) for each in (array.keys, array.items))
     return [_map(*each) for each in zip(keys, items, strict=True)]
 
@@ -527,7 +527,3 @@ _WRITERS: dict[Callable[[Any], list[Any]], tuple[Callable[[pa.DataType], bool], 
     pa.Array.to_pylist: (types.is_integer, types.is_boolean, types.is_null),
 }
 """Function -> the types whose values it writes."""
-
-
-def _writer(kind: pa.DataType) -> Callable[[Any], list[Any]] | None:
-    return next((write for write, tests in _WRITERS.items() if any(test(kind) for test in tests)), None)
