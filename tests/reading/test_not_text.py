@@ -122,9 +122,11 @@ def test_text_stays(case: str, rule: Any) -> None:
 CONFIG = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
 
 
-def test_a_part_that_is_null_is_no_part_where_parts_are_dropped() -> None:
-    made, dropped = text_only(chat([None, ASK]), [CHAT], "drop_parts")
+@pytest.mark.parametrize("rule", ["reject", "drop_parts"])
+def test_a_part_that_is_null_is_no_part(rule: Any) -> None:
+    made, dropped = text_only(chat([None, ASK]), [CHAT], rule)
     assert (made["messages"][0]["content"], dropped) == ([ASK], 0)
+    assert bp.testing.rejects(prepared(CONFIG, [chat([None])])) == [(0, "unsupported_part")]
 
 
 def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) -> None:
