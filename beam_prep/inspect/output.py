@@ -31,7 +31,7 @@ from beam_prep.inspect.row import InputLines, LeftOut, RowKind, ShownRow, beginn
 from beam_prep.readers.dataset import ALL, Dataset, open_dataset
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
-from beam_prep.reading.sources import place_in
+from beam_prep.reading.sources import place_at, place_in
 from beam_prep.shards import report
 from beam_prep.shards.compose import NOT_SAMPLED, mix_lines
 from beam_prep.shards.receipts import BORDERS, quantile
@@ -342,7 +342,7 @@ def inspect(
         raise BeamPrepError("--source shows the line that one record was made of, as text; type: --record N --source")
     rows = OutputRows(open_dataset(output, split=ALL), selection)
     if source:
-        Screen(pager).show([*_source_texts(rows, selection)])
+        Screen(pager).show(_source_texts(rows, selection))
     else:
         show(rows, selection, ids, html, pager)
 
@@ -493,10 +493,9 @@ def _view(dataset: Dataset, selection: Selection) -> Dataset:
 def _source_texts(rows: OutputRows, selection: Selection) -> Iterator[Text]:
     """The input lines of a row."""
     number = row_number(rows, selection)
-    for place, line in source_lines(rows.rows, number):
-        yield Text.assemble(
-            (f"━━ record {number} · {place}".translate(VISIBLE), "bold"), f"\n{line}".translate(VISIBLE)
-        )
+    for line in source_lines(rows.rows, number):
+        place = f"━━ record {number} · {place_at(line.path, line.offset)}".translate(VISIBLE)
+        yield Text.assemble((place, "bold"), f"\n{line.text.translate(VISIBLE)}")
 
 
 _ESCAPED = {code: json.dumps(chr(code))[1:-1] for code in VISIBLE}

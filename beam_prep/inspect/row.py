@@ -59,8 +59,22 @@ class InputLines:
             return f"(its line cannot be read: {error})"
 
 
-def source_lines(dataset: Dataset, index: int) -> Iterator[tuple[str, str]]:
-    """(place, input line) of a row; for a packed row, of each document. A row of a table is JSON.
+class SourceLine(NamedTuple):
+    """A line of an input; for a table a row as JSON.
+
+    Attributes:
+        path: the file, as the manifest lists it.
+        offset: the bytes of content before the line; in a table the rows before it.
+        text: the line without its end.
+    """
+
+    path: str
+    offset: int
+    text: str
+
+
+def source_lines(dataset: Dataset, index: int) -> list[SourceLine]:
+    """The input line of a row; for a packed row, the line of each document.
 
     Args:
         dataset: a dataset whose rows have provenance.
@@ -79,17 +93,17 @@ def source_lines(dataset: Dataset, index: int) -> Iterator[tuple[str, str]]:
         )
     row, inputs = dataset[index], dataset.manifest["inputs"]
     files, offsets = (np.atleast_1d(row[names[role]]).tolist() for role in ("file", "offset"))
-    lines = InputLines(inputs)
+    lines, found = InputLines(inputs), []
     for file, offset in zip(files, offsets, strict=True):
         path = inputs[file]["path"]
-        place = place_at(path, offset)
         try:
-            yield place, lines.line(path, offset)
+            found.append(SourceLine(path, offset, lines.line(path, offset)))
         except (InputError, StorageError) as error:
             hint = ""
             if path == COLLECTION:
                 hint = "; records of FromRecords are in no file: keep a field that identifies them (bp.KeepFields)"
-            raise BeamPrepError(f"row {index} is of {place}: {error}{hint}") from None
+            raise BeamPrepError(f"row {index} is of {place_at(path, offset)}: {error}{hint}") from None
+    return found
 
 
 _VALUES = 100  # most values of a list that are shown
