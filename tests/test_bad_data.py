@@ -295,6 +295,3 @@ def test_a_failed_run_keeps_the_output_that_is_there(run: Callable[..., Any], tm
     with pytest.raises(RunError):
         run(TEXT, b"bad\n", overwrite=True)
     assert [reject["text"] for reject in rejects_in(tmp_path / "out.failed")] == ["bad"]
-    (tmp_path / "out.failed/failure.json").unlink()
-    run(TEXT, [{"text": "two"}], overwrite=True)
-    assert not (tmp_path / "out.failed").exists()

@@ -23,7 +23,7 @@ from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile
 from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import delete, join, names_in, naming, remove_folder, write_file
+from beam_prep.storage.files import delete, exists, join, names_in, naming, remove_folder, write_file
 from beam_prep.storage.stores import Changed, StoreOptions, is_local, read_bytes, shortened
 
 _KEPT = ("token_cache", "tokenizers", "references")
@@ -222,13 +222,15 @@ class _Output(ABC):
         """Writes the rejects, then `failure.json`, to `failed`."""
         self.check_claim()
         self._remove_failed()
+        remove_folder(join(self.failed, "rejects"))  # of a run that was killed before it wrote its report
         self._place(map(asdict, rejects), self.failed)
         write_file(join(self.failed, FAILURE), report)
 
     def _remove_failed(self) -> None:
-        """Removes what a failed run left: this run is later. A killed one may have left rejects without a report."""
-        remove_folder(join(self.failed, "rejects"))
-        delete([join(self.failed, FAILURE)])
+        """Removes what a failed run left: this run is later."""
+        if exists(join(self.failed, FAILURE)):
+            remove_folder(join(self.failed, "rejects"))
+            delete([join(self.failed, FAILURE)])
 
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
         """Replaces only `run.json` and `report.html`, if a run made the same output again."""
