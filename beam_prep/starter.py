@@ -297,9 +297,10 @@ def _sharegpt(name: str, roles: Mapping[str, int], made: Draft) -> dict[str, int
     options: dict[str, Any] = {} if name == "conversations" else {"field": name}
     if unknown := [role for role in roles if role not in ROLES]:
         near = {role: near_name(role, dict.fromkeys(ROLES.values())) for role in unknown}
-        # An unknown speaker becomes the assistant only if there is none: otherwise a user's text could be trained.
+        # A stranger becomes the assistant only if nobody else can be: otherwise a user's text could be trained.
         answered = "assistant" in {*map(ROLES.get, roles), *near.values()}
-        options["roles"] = {role: near[role] or ("user" if answered else "assistant") for role in unknown}
+        stranger = "user" if answered or list(near.values()).count(None) > 1 else "assistant"
+        options["roles"] = {role: near[role] or stranger for role in unknown}
         made.open.append(
             f"the speakers {', '.join(map(repr, unknown[:8]))} are not among the usual names: look at "
             "input.adapter.roles, which says what they become"

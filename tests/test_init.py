@@ -285,6 +285,17 @@ def test_a_stranger_among_known_speakers_is_not_trained(start: Start, gpt: str) 
     assert "no message has the role" not in told
 
 
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_of_two_strangers_none_is_trained(start: Start, key: str) -> None:
+    said = {"Context": "It rains.", "User": "Where is {n}?", "Agent": "At {n}."}
+    talk = [{"role": who, "content": text} for who, text in said.items()]
+    talk = talk if key == "messages" else items(**said)
+    config, _, told = start([{key: json.loads(json.dumps(talk).replace("{n}", str(n)))} for n in range(9)])
+    assert config["input"]["adapter"]["roles"] == {"Context": "user", "User": "user", "Agent": "user"}
+    assert "'Context', 'User', 'Agent' are not among the usual names" in told
+    assert "no message has the role 'assistant'" in told
+
+
 def test_lists_of_roles_without_contents_are_no_conversations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer_path: str
 ) -> None:
