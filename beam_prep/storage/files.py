@@ -150,9 +150,10 @@ def _files_of_folder(folder: str) -> list[str] | None:
 
 def _is_folder(path: str, place: str) -> str:
     """The message for a local folder: what it is, and what to name in place of it."""
-    if os.path.isdir(os.path.join(place, "_delta_log")):
-        return f"{path!r} is a Delta table, whose files also hold removed rows: write its rows to a Parquet file first"
     for below in ("*", "*/*", "*/*/*"):
+        if glob.glob(below.removesuffix("*") + "_delta_log", root_dir=place):
+            what = f"{path!r} is a Delta table" if below == "*" else f"{path!r} holds Delta tables"
+            return f"{what}, whose files also hold removed rows: write its rows to a Parquet file first"
         found = glob.glob(below, root_dir=place)
         if names := [each for each in found if source_of(each).endings or ".jsonl" in each]:
             break

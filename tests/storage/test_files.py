@@ -98,6 +98,7 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
         ("lang=en/part-0.parquet", "'table/*/*.parquet'"),
         ("year=2026/lang=en/part-0.snappy.parquet", "'table/*/*/*.parquet'"),
         ("_delta_log/0.json", None),
+        ("events/_delta_log/0.json", None),
     ],
 )
 def test_what_is_advised_for_a_folder_names_its_files(
@@ -107,8 +108,9 @@ def test_what_is_advised_for_a_folder_names_its_files(
     made = Path("table") / file
     made.parent.mkdir(parents=True)
     made.write_bytes(b"PAR1")
-    says = f"directory: name its files, for instance {advised}" if advised else "Delta table, whose files also hold"
-    with pytest.raises(InputError, match=re.escape(f"'table' is a {says}")):
+    holds = "is a Delta table" if file.startswith("_") else "holds Delta tables"
+    says = f"is a directory: name its files, for instance {advised}" if advised else f"{holds}, whose files also hold"
+    with pytest.raises(InputError, match=re.escape(f"'table' {says}")):
         list_inputs(["table"])
     if advised:
         assert [each.path for each in list_inputs([advised.strip("'")])] == [str(made)]
