@@ -386,7 +386,7 @@ _GOOD = (
 )
 _BAD = (
     "bad incorrect wrong toxic toxicity harmful unsafe flagged spam deleted error hallucination hallucinated "
-    "thumbs_down disliked undesirable failed refusal refused downvoted downvote rejected masked ignore"
+    "thumbs_down disliked undesirable failed refusal refused downvoted downvote rejected ignore"
 )
 _OF_RECORDS = (_weights, _splits)
 _LOOK: dict[str, _Look] = {

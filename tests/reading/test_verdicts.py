@@ -197,7 +197,7 @@ def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: A
         ("label", (False, True)),
         ("rating", (1, 5)),
         *((key, (False, True)) for key in ("loss", "compute_loss", "train_on_turn", "training", "trainable", "learn")),
-        *((key, (True, False)) for key in ("masked", "ignore")),
+        *((key, (True, False)) for key in ("ignore",)),
     ],
 )
 def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None:
