@@ -305,7 +305,7 @@ class Turns:
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
         """(begin, True if the header shows it), by rendering the messages before this one."""
-        text, facts, joined = self._text, self._facts, self._joined(before, place.begin)
+        text, facts, joined = self._text, self._facts, self._joined(index, before, place.begin)
         try:
             header = self._header_before(index)
         except (*RAISED, Refused):  # the template does not take this prefix
@@ -338,17 +338,35 @@ class Turns:
         self._check_name(index, begin, place.begin)
         return begin, by_header
 
-    def _joined(self, before: Turn | None, begin: int) -> int | None:
+    def _joined(self, index: int, before: Turn | None, begin: int) -> int | None:
         """Where the turn of the answer before goes on up to this text; None: an end or a header may be between."""
         if before is None or not before.spans:
             return None
-        ended, end, text = before.spans[-1][1], self._facts.plain_end, self._text
-        tokens = self._tokens.special.findall(text, ended, begin)
-        if text[ended:begin].strip() and not (tokens and end and self._facts.end_in_history):
+        facts, ended, special = self._facts, before.spans[-1][1], self._tokens.special
+        between = self._text[ended:begin]
+        tokens = special.findall(between)
+        if not tokens:
+            return None if between.strip() else ended
+        eos = self._renderer.special_tokens.get("eos_token")
+        ends = {eos, *special.findall(f"{facts.plain_end or ''} {facts.end_in_history}")}
+        is_known = facts.plain_end and facts.end_in_history
+        if not is_known or not ends.isdisjoint(tokens) or any(map(facts.opens, tokens)):
             return None
-        # Tokens that open a call (Gemma 4, Mistral).
-        is_open = not tokens or (end not in tokens and not text.endswith(self._tokens.texts, 0, ended))
-        return ended if is_open and not any(map(self._facts.opens, tokens)) else None
+        is_open = not self._text.endswith(self._tokens.texts, 0, ended)
+        return ended if is_open and self._opens_alone(index, between) else None
+
+    def _opens_alone(self, index: int, opening: str) -> bool:
+        """Whether the message begins so behind the header, too: a call (Gemma 4, Mistral), and no separator."""
+        first = index
+        while first and self._messages[first - 1]["role"] == "assistant":
+            first -= 1
+        try:
+            header = header_of(self._renderer, self._messages[:first])
+            alone = self._renderer.run([*self._messages[:first], self._messages[index]])
+        except (*RAISED, Refused):
+            return False
+        place = places(alone, (first,)).get(first)
+        return place is not None and alone.text[: place.begin] == header.whole + opening
 
     def _header_before(self, index: int) -> Header:
         """The header of an answer in place of the message; that of a plain one, if a blank prompt is not there."""

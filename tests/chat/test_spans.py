@@ -168,6 +168,27 @@ def test_a_call_that_the_template_joins_to_the_answer_before_it_is_trained(heade
     assert trained(ended, messages, controls=controls) in ("turn_begin", "turn_apart")
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|im_end|></s>"])
+@pytest.mark.parametrize("between", ["<|im_end|><sep>", "</s><sep>", "<sep>", "<sep>again\n", " Done.<sep>"])
+@pytest.mark.parametrize("call", [False, True])
+def test_what_stands_between_two_answers_is_trained_only_if_it_opens_the_call(
+    end: str, between: str, call: bool
+) -> None:
+    """An end token stops the model there, and it writes no separator and no header; so the record is refused."""
+    source = (
+        "{% for m in messages %}{% set before = loop.previtem.role if not loop.first else '' %}"
+        "{% if m.role != 'assistant' %}" + HEADER + "{{ m.content + '<|im_end|>\n' }}{% else %}"
+        "{% if before != 'assistant' %}" + HEADER + "{% else %}{{ BETWEEN }}{% endif %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.name }}</call>{% endfor %}{% if loop.last or "
+        "loop.nextitem.role != 'assistant' %}{{ END }}{% endif %}{% endif %}{% endfor %}" + PROMPT
+    ).replace("END", repr(end))
+    second = say("assistant", "", tool_calls=[{"name": "go"}]) if call else say("assistant", "b")
+    messages, controls = [*talk("q", "a"), second], (*CONTROLS, "<call>", "</call>", "<sep>")
+    assert trained(source.replace("BETWEEN", repr(between)), messages, controls=controls) == "turn_begin"
+    joined = "<call>go</call>" if call else "b"
+    assert trained(source.replace("BETWEEN", "''"), messages, controls=controls) == ["a" + joined + end]
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
