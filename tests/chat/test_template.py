@@ -190,6 +190,21 @@ def test_a_refusal_says_what_the_template_did() -> None:
             ChatTemplate(source, {}, ()).text([say("user", "x")])
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ Text.x }}", "'Text' is undefined"),
+        ("{{ messages[0].Node.x }}", "'dict object' has no attribute 'Node'"),
+        ("{{ raise_exception(\"no role 'Text'\") }}", "no role 'Text'"),
+        ("{{ messages[0].content + 1 }}", "for +: 'str' and 'int'"),
+    ],
+)
+def test_an_error_keeps_the_templates_own_words(source: str, message: str) -> None:
+    with pytest.raises(Reject) as caught:
+        ChatTemplate(source, {}, []).render([say("user")])
+    assert caught.value.message.endswith(message)
+
+
 def test_a_syntax_error_is_one_of_the_tokenizer() -> None:
     for source in ("{% if %}", "{% generation %}x", "{{ x | none }}", "{% nothing %}"):
         with pytest.raises(TokenizerError, match=r"the chat template does not compile: .+ \(line 2\)"):
