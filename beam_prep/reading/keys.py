@@ -21,7 +21,7 @@ from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Metadata, MetadataType, metadata_column, one_each
 from beam_prep.reading.adapters import work_on_each
-from beam_prep.reading.records import Record, Records, are_bare, check_values, describe, dumped
+from beam_prep.reading.records import Record, Records, check_values, describe, dumped
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The names of the digests, see `Ledger.digests`; `duplicate` is also the reason of drops."""
@@ -137,11 +137,17 @@ def form(value: Any) -> bytes:
     """A value as bytes: equal bytes for equal values only. Texts and plain chats have a fast way."""
     if isinstance(value, str):
         return b"text " + value.encode()
-    if isinstance(value, list) and value and are_bare(value):
+    if isinstance(value, list) and value and all(map(_is_plain, value)):
         contents = [item["content"].encode() for item in value]
         sizes = np.array([len(content) for content in contents], np.int64)
         return b"".join((b"chat ", orjson.dumps([item["role"] for item in value]), sizes.tobytes(), *contents))
     return b"json " + dumped(value, sort=True)
+
+
+def _is_plain(message: Any) -> bool:
+    # Not `are_bare`: a user's own step may give subclasses of dict and str, which are equal to them.
+    is_of_two = isinstance(message, dict) and len(message) == 2
+    return is_of_two and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
 @step

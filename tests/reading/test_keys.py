@@ -1,6 +1,7 @@
 """Digests of records: equal values have equal ones, whatever a record holds that can be read."""
 
 import json
+from collections import OrderedDict
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,7 +11,7 @@ from hypothesis import example, given
 
 import beam_prep as bp
 from beam_prep.data.block import InputFile
-from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, key_records, normalized
+from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, form, key_records, normalized
 from beam_prep.reading.records import RawBlock, Records, dumped, parse
 from beam_prep.recipe import key_steps
 from tests.compose import naive
@@ -109,3 +110,14 @@ def test_records_that_differ_in_an_optional_field_that_is_read_are_no_copies(
     records = bp.testing.records([one, one | other, one | {"id": 1}])
     first, changed, copy = step.step()(records).ledger.digests[DUPLICATE].tolist()
     assert first == copy != changed
+
+
+def test_messages_of_subclasses_are_duplicates_of_plain_ones() -> None:
+    """A user's own step may give them."""
+
+    class Word(str):
+        __slots__ = ()
+
+    plain = {"role": "user", "content": "Hi."}
+    others = OrderedDict(plain), {"role": Word("user"), "content": "Hi."}, {**plain, "content": Word("Hi.")}
+    assert {form([each]) for each in others} == {form([plain])}
