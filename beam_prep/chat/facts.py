@@ -29,7 +29,7 @@ def facts_of(renderer: Renderer) -> Facts:
         facts.headers = _headers(facts, around) - {eos}
     facts.closers = frozenset(_closers(facts, around))
     facts.end_in_history = facts.first_run(around.behind[0]) if around.behind else ""
-    facts.plain_end = facts.first_run(around.last[0]) if around.last else None
+    facts.plain_end = facts.first_run(around.said[0].removesuffix(facts.always)) if around.said else None
     for messages, rendering in probes:
         Turns(renderer, facts, rendering, messages).all()
     facts.learning = False
@@ -90,16 +90,18 @@ class _Around(NamedTuple):
         before, behind: those of answers that a question follows.
         own: what of `behind` is written before the loop comes to the question.
         last: behind the last messages.
+        said: all text behind the first text of last messages: some templates repeat the message behind its end.
     """
 
     before: list[str]
     behind: list[str]
     own: list[str]
     last: list[str]
+    said: list[str]
 
 
 def _around(probes: list[Probe]) -> _Around:
-    around = _Around([], [], [], [])
+    around = _Around([], [], [], [], [])
     for messages, rendering in probes:
         found = places(rendering, range(len(messages)))
         for index, message in enumerate(messages):
@@ -109,6 +111,8 @@ def _around(probes: list[Probe]) -> _Around:
             tail = constants(rendering, place.end, following.begin if following else place.before)
             if index == len(messages) - 1:
                 around.last.append(tail)
+                texts = (each.end for each in rendering.segments if each.index == index and each.begin >= place.begin)
+                around.said.append(rendering.text[next(texts, place.end) :])
             elif messages[index + 1]["role"] == "user":
                 around.before.append(rendering.text[place.after : place.begin])
                 around.behind.append(tail)

@@ -189,6 +189,12 @@ def test_what_stands_between_two_answers_is_trained_only_if_it_opens_the_call(
     assert trained(source.replace("BETWEEN", "''"), messages, controls=controls) == ["a" + joined + end]
 
 
+def test_the_end_of_an_answer_is_known_though_the_template_repeats_the_answer_behind_it() -> None:
+    source = "{% for m in messages %}" + HEADER + "{{ m.content }}<|im_end|>\n"
+    source += "{% if m.role == 'assistant' %}> {{ m | tojson }}\n{% endif %}{% endfor %}" + PROMPT
+    assert trained(source, talk("q", "a", "r", "b")) == "turn_apart"
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
