@@ -11,7 +11,6 @@ from typing import Any
 
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output
-from beam_prep.hints import shortened
 from beam_prep.reading.adapters import ROLES
 from beam_prep.reading.records import Record, describe, is_absent
 
@@ -23,7 +22,7 @@ _WITHIN_WORD = re.compile(r"[^\W\u3040-\u9fff]{2}")
 _ECHO = 4
 """Words: an answer that begins with this many words of its prompt repeats the prompt."""
 
-_SHOWN = 160  # characters of a side, in messages
+_SHOWN = 60  # characters of a text, in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,13 @@ def _no_answer(name: str, value: Any) -> Reject:
 
 
 def _shown(value: Any) -> str:
-    return shortened(json.dumps(value, ensure_ascii=False), _SHOWN)
+    if isinstance(value, str):
+        beginning = json.dumps(value[:_SHOWN], ensure_ascii=False)
+        return beginning + "..." * (len(value) > _SHOWN)
+    parts = [f"{message['role']}: {_shown(_text_of(message) or '')}" for message in value[:3]]
+    if len(value) > 3:
+        parts.append("...")
+    return f"[{', '.join(parts)}]"
 
 
 # Texts.
