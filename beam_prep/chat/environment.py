@@ -116,15 +116,12 @@ def _tilde(values: Iterable[Any]) -> str:
 _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
-def without_addresses(text: str, is_type_error: bool = False) -> str:
-    """A message without memory addresses, which differ in every run, and without names of our own classes.
-
-    Only Python's type errors quote a class alone; elsewhere `'Text'` is a word of the template or of the record.
-    """
-    of = "" if is_type_error else " object"
+def without_addresses(text: str) -> str:
+    """A message without memory addresses, which differ in every run, and without names of our own classes."""
     for kind, known in ((Node, "dict"), (Nodes, "list"), (Text, "str")):
         text = text.replace(f"{kind.__module__}.{kind.__name__} ", f"{known} ")
-        text = re.sub(f"""(['"]){kind.__name__}\\1{of}""", rf"\1{known}\1{of}", text)
+        text = text.replace(f"'{kind.__name__}' object", f"'{known}' object")
+        text = text.replace(f'(not "{kind.__name__}")', f'(not "{known}")')
     return _ADDRESS.sub("", text)
 
 

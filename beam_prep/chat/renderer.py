@@ -118,6 +118,6 @@ class Renderer:
         except RAISED_BY_TEMPLATES as error:
             kind = type(error).__name__
             known = "" if kind in ("TemplateError", "UndefinedError", "SecurityError") else f"{kind}: "
-            message = f"the chat template raised: {known}{without_addresses(str(error), kind == 'TypeError')}"
+            message = f"the chat template raised: {known}{without_addresses(str(error))}"
             raise Reject("template_error", message) from None
         return found

@@ -196,12 +196,12 @@ def test_a_refusal_says_what_the_template_did() -> None:
         ("{{ Text.x }}", "'Text' is undefined"),
         ("{{ messages[0].Node.x }}", "'dict object' has no attribute 'Node'"),
         ("{{ raise_exception(\"no role 'Text'\") }}", "no role 'Text'"),
-        ("{{ messages[0].content + 1 }}", "for +: 'str' and 'int'"),
+        ("{{ 'a' + messages[0].x }}", '(not "list") to str'),
     ],
 )
 def test_an_error_keeps_the_templates_own_words(source: str, message: str) -> None:
     with pytest.raises(Reject) as caught:
-        ChatTemplate(source, {}, []).render([say("user")])
+        ChatTemplate(source, {}, []).render([say("user", x=[1])])
     assert caught.value.message.endswith(message)
 
 
