@@ -211,6 +211,21 @@ def test_latest_that_is_no_link_is_told(is_copied: bool, run: Run, tmp_path: Pat
         assert len(bp.open(out)) == 4
 
 
+def test_a_version_of_which_a_file_could_not_be_removed_is_removed_by_the_next_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rm` of one file fails with an input/output error."""
+    out = tmp_path / "out"
+    run(3, keep_versions=1, version_name="v1")
+    with monkeypatch.context() as patched:
+        patched.setattr("beam_prep.storage.versions.remove_folder", lambda path: None)
+        run(4, keep_versions=1, version_name="v2")
+        assert names(out) == [".beam_prep", "latest", "v1", "v2"]
+        run(5, keep_versions=1, version_name="v3")  # it is no reason to refuse the folder
+    assert run(5, keep_versions=1, version_name="v3").up_to_date
+    assert names(out) == ["latest", "v3"]
+
+
 @pytest.mark.parametrize("root", ["mem://bucket/outs", "outs"])
 def test_outputs_of_their_own_are_not_removed_as_old_versions(
     root: str, store: MemoryStore, run: Run, tmp_path: Path

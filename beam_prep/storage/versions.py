@@ -74,7 +74,8 @@ class Versions:
             # makes.
             if not os.path.islink(latest := join(self.root, LATEST)) and os.path.lexists(latest):
                 return f"{latest} is a file or a folder, wanted a link to a version: remove it, and run again"
-            others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names()})
+            marked = names_in(join(self.root, HIDDEN, _REMOVED))
+            others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names(), *marked})
             if others:
                 return f"{self.root} is no folder of versions, it holds {others[0]!r}: choose another -o"
         # A folder of outputs, each of its own, looks the same, and the oldest versions are removed.
@@ -136,7 +137,8 @@ class Versions:
         for name in names_in(join(hidden, _REMOVED)):
             delete([join(self.path(name), MANIFEST)])  # first, so a reader sees the complete version or none
             remove_folder(self.path(name))
-            delete([join(hidden, _REMOVED, name)])
+            if not (is_local(self.root) and os.path.lexists(self.path(name))):  # a file may resist: the next run tries
+                delete([join(hidden, _REMOVED, name)])
         for name in names_in(join(hidden, READERS)):
             if not self.has(name):
                 remove_folder(join(hidden, READERS, name))
