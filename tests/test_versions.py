@@ -222,6 +222,8 @@ def test_a_version_of_which_a_file_could_not_be_removed_is_removed_by_the_next_r
         run(4, keep_versions=1, version_name="v2")
         assert names(out) == [".beam_prep", "latest", "v1", "v2"]
         run(5, keep_versions=1, version_name="v3")  # it is no reason to refuse the folder
+        with pytest.raises(OutputError, match="it holds 'v1'"):  # the mark would remove the new one
+            run(6, keep_versions=1, version_name="v1")
     assert run(5, keep_versions=1, version_name="v3").up_to_date
     assert names(out) == ["latest", "v3"]
 

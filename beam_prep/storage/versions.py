@@ -74,7 +74,7 @@ class Versions:
             # makes.
             if not os.path.islink(latest := join(self.root, LATEST)) and os.path.lexists(latest):
                 return f"{latest} is a file or a folder, wanted a link to a version: remove it, and run again"
-            marked = names_in(join(self.root, HIDDEN, _REMOVED))
+            marked = names_in(join(self.root, HIDDEN, _REMOVED)) - {made}  # what is marked is removed again later
             others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names(), *marked})
             if others:
                 return f"{self.root} is no folder of versions, it holds {others[0]!r}: choose another -o"
