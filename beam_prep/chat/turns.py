@@ -305,10 +305,11 @@ class Turns:
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
         """(begin, True if the header shows it), by rendering the messages before this one."""
-        text, facts, joined = self._text, self._facts, self._joined(index, before, place.begin)
+        text, facts = self._text, self._facts
         try:
             header = self._header_before(index)
         except (*RAISED, Refused):  # the template does not take this prefix
+            joined = self._joined(index, before, place.begin)
             return (self._by_prompt(place) if joined is None else joined), False
         if header.prompted and text.startswith(header.whole):
             if len(header.whole) > place.end and not place.silent:
@@ -330,7 +331,8 @@ class Turns:
         by_header = begin is not None
         if begin is None:
             prompt, turn = header.text[header.closing :].strip(), text[place.after : min(place.before, len(text))]
-            if joined is not None and not (prompt and prompt in turn):
+            joined = None if prompt and prompt in turn else self._joined(index, before, place.begin)
+            if joined is not None:
                 return joined, False  # several messages share one turn (Apertus)
             begin = self._by_prompt(place, header)
         elif not is_certain and are_plain([self._messages[index]]) and (words := text[begin : place.begin].strip()):
