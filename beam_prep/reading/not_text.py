@@ -215,7 +215,7 @@ class _Search:
         content = given = message.get("content")
         if isinstance(given, str):
             content = self._text(given, where, self.beside or own)
-        elif isinstance(given, list) and any(given):  # nulls alone are no answer: the check of messages rejects them
+        elif isinstance(given, list) and any(part is not None for part in given):  # nulls alone are rejected later
             parts = [*self._parts(given, where, self.beside or own)]
             content = given if _same(parts, given) else parts
         if not own and content is given:

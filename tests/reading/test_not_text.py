@@ -126,6 +126,8 @@ CONFIG = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
 def test_a_part_that_is_null_is_no_part(rule: Any) -> None:
     made, dropped = text_only(chat([None, ASK]), [CHAT], rule)
     assert (made["messages"][0]["content"], dropped) == ([ASK], 0)
+    made, dropped = text_only(chat(["", None]), [CHAT], rule)
+    assert (made["messages"][0]["content"], dropped) == ([""], 0)
     assert bp.testing.rejects(prepared(CONFIG, [chat([None])])) == [(0, "unsupported_part")]
 
 
