@@ -148,7 +148,7 @@ def _files_of_folder(folder: str) -> list[str] | None:
     return [join(folder, name) for name in names]
 
 
-def _is_folder(path: str, place: str) -> str:
+def _advice_on_folder(path: str, place: str) -> str:
     """The message for a local folder: what it is, and what to name in place of it."""
     for below in ("*", "*/*", "*/*/*"):
         if glob.glob(below.removesuffix("*") + "_delta_log", root_dir=place):
@@ -184,7 +184,7 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from None
     if stat.S_ISDIR(found.st_mode):
-        raise InputError(_is_folder(path, place or path))
+        raise InputError(_advice_on_folder(path, place or path))
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path!r} is a pipe or a device, which cannot be read twice: write its data to a file first")
     if not os.access(place or path, os.R_OK):

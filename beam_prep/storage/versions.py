@@ -74,7 +74,7 @@ class Versions:
             # makes.
             if not os.path.islink(latest := join(self.root, LATEST)) and os.path.lexists(latest):
                 return f"{latest} is a file or a folder, wanted a link to a version: remove it, and run again"
-            marked = names_in(join(self.root, HIDDEN, _REMOVED)) - {made}  # what is marked is removed again later
+            marked = names_in(join(self.root, HIDDEN, _REMOVED)) - {made}  # a later run removes what is marked
             others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names(), *marked})
             if others:
                 return f"{self.root} is no folder of versions, it holds {others[0]!r}: choose another -o"
@@ -137,7 +137,7 @@ class Versions:
         for name in names_in(join(hidden, _REMOVED)):
             delete([join(self.path(name), MANIFEST)])  # first, so a reader sees the complete version or none
             remove_folder(self.path(name))
-            if not (is_local(self.root) and os.path.lexists(self.path(name))):  # a file may resist: the next run tries
+            if not (is_local(self.root) and os.path.lexists(self.path(name))):  # the next run tries again
                 delete([join(hidden, _REMOVED, name)])
         for name in names_in(join(hidden, READERS)):
             if not self.has(name):
