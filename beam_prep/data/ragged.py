@@ -282,11 +282,6 @@ def characters(texts: Sequence[str]) -> Array:
     return np.fromiter(map(len, texts), np.int64, len(texts))
 
 
-def sizes(texts: Sequence[str]) -> Array:
-    """int64: bytes of texts in UTF-8."""
-    return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
-
-
 def take(texts: Sequence[str], places: Array) -> list[str]:
     """The texts at these places, in that order."""
     return [texts[place] for place in places.tolist()]
