@@ -1,8 +1,10 @@
 """Checks of a record's fields and messages: wrong values reject the record."""
 
+import itertools
 from typing import Any
 
-from beam_prep.chat.messages import Message
+from beam_prep.chat.messages import Message, text_of_part
+from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import Reject
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, parsed_field, template_kwargs, tools
@@ -37,7 +39,8 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
     """The messages of a field. For `loss_weights` see `check_message`.
 
     Raises:
-        Reject: the value is no list of messages; `unsupported_part`: a content is a list with parts other than text.
+        Reject: the value is no list of messages; `unsupported_part`: a content is a list with parts other than text and
+            reasoning.
     """
     if value is None:
         return []
@@ -51,6 +54,7 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
             at = f"{where}[{turn}]"
             message = with_calls(message, at)
             check_message(message, at, loss_weights)
+            message = with_reasoning(message, at)
         messages.append(message)
     return messages
 
@@ -79,6 +83,34 @@ def with_calls(message: Any, where: str) -> Any:
     if type(function) is str:
         message = {**message, "function_call": parsed_field(function, f"{where}.function_call", "a call")}
     return message
+
+
+def with_reasoning(message: Message, where: str) -> Message:
+    """A message whose reasoning is a field: Anthropic, Cohere and Mistral write it as parts at the head of a content.
+
+    >>> parts = [{"type": "thinking", "thinking": "Two and two."}, {"type": "text", "text": "Four."}]
+    >>> with_reasoning({"role": "assistant", "content": parts}, "messages[1]")
+    {'role': 'assistant', 'content': [{'type': 'text', 'text': 'Four.'}], 'reasoning_content': 'Two and two.'}
+
+    Raises:
+        Reject: `unsupported_part`: a template could not tell to which text the reasoning belongs.
+    """
+    content: Any = message.get("content")
+    thoughts = [*map(_thought, content)] if type(content) is list else []
+    if not any(thoughts):
+        return message
+    count = len([*itertools.takewhile(bool, thoughts)])
+    if message["role"] != "assistant" or any(thoughts[count:]) or any(map(message.get, REASONING_FIELDS)):
+        wanted = "wanted it before the texts of an assistant's message, and in no other field"
+        raise Reject("unsupported_part", f"'{where}.content' has parts of reasoning, {wanted}")
+    return {**message, "content": content[count:] or "", "reasoning_content": "".join(thoughts)}
+
+
+def _thought(part: Any) -> str:
+    """The reasoning of a part; "" if it is another part. Mistral writes it as a list of text parts."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    found = (part.get(kind) or part.get("text")) if kind in ("thinking", "reasoning") else None
+    return found if isinstance(found, str) else "".join(map(text_of_part, found)) if isinstance(found, list) else ""
 
 
 def variables_of(record: Record) -> dict[str, Any]:
@@ -143,7 +175,7 @@ def _check_tool_calls(calls: Any, where: str) -> None:
 
 
 def _check_part(part: Any, where: str) -> None:
-    if isinstance(part, str):
+    if isinstance(part, str) or _thought(part):
         return
     if not isinstance(part, dict):
         raise Reject("unsupported_part", f"'{where}' is {describe(part)}, wanted a text part")

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS
+from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS, is_thought
 from beam_prep.chat.trace import Trace
 from beam_prep.data.block import Reject
 from beam_prep.reading.records import are_bare, parse_json
@@ -86,6 +86,7 @@ class Forms:
             Any other role has the form of `user`.
         objects: True: arguments of calls must be objects; False: strings; None: unchanged.
         fills: True: calls must have a content, which OpenAI's API leaves null.
+        thinks: True: reasoning must be a part of the content (Ministral 3), and no field.
     """
 
     def __init__(self, shown: Shown, tool_arguments: ToolArguments = "auto") -> None:
@@ -102,6 +103,7 @@ class Forms:
         for role in ("calls", "tool"):
             self.parts[role] = self._takes_parts(role)
         self.fills = self._needs_content()
+        self.thinks = self._needs_thoughts()
         self._plain = True not in self.parts.values()
         self._takes_calls, self._takes_results, self._ids = self._legacy_forms()
 
@@ -151,6 +153,16 @@ class Forms:
             for behind in ((), (result, {"role": "assistant", "content": "sentinel"}))  # QwQ reads it before an answer
         )
 
+    def _needs_thoughts(self) -> bool:
+        question, answer = {"role": "user", "content": "sentinel"}, {"role": "assistant", "content": "sentinel"}
+        thinking = {**answer, "reasoning_content": "sentinelthought"}
+        shown = [
+            self._shown([self._with_content(question), each])
+            for each in (self._with_content(thinking), _with_thought(thinking))
+        ]
+        written = ["sentinelthought" in each and "'type'" not in each and '"type"' not in each for each in shown]
+        return written == [False, True]
+
     def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
         """(the messages in the forms that the template takes, name -> number of changed arguments and ids).
 
@@ -170,6 +182,8 @@ class Forms:
             if calls and self.fills and message.get("content") is None:
                 message = {"content": "", **message}
             message = self._with_content(message)
+            if self.thinks and message.get("reasoning_content"):
+                message = _with_thought(message)
             if calls and self.objects is not None and isinstance(calls, list):
                 done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]
                 changed_here = sum(map(operator.is_not, done, calls))
@@ -272,6 +286,14 @@ class Forms:
         return {**given, "function": holder} if "function" in given else holder
 
 
+def _with_thought(message: Message) -> Message:
+    """The message with its reasoning as a part at the head of its content."""
+    content, thought = message.get("content") or [], {"type": "thinking", "thinking": message["reasoning_content"]}
+    behind = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    rest = {key: value for key, value in message.items() if key not in _REASONING}
+    return {**rest, "content": [thought, *behind]}
+
+
 def _object(arguments: str, where: str) -> dict[str, Any]:
     """Arguments of a call, parsed from a string. An empty string is {}."""
     found, why = None, ""
@@ -338,7 +360,8 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield CONTENT
     if has_words(message.get("refusal")):  # of OpenAI's API, in place of a content
         yield ("refusal",)
-    if any(has_words(message.get(key)) for key in REASONING_FIELDS):
+    thoughts = [*map(message.get, REASONING_FIELDS), *(filter(is_thought, content) if type(content) is list else ())]
+    if any(is_thought(each) or has_words(each) for each in thoughts):
         yield ("reasoning",)
     if message.get("function_call"):  # the template reads the old form
         yield ("function_call",)
@@ -371,7 +394,7 @@ def has_words(content: Any) -> bool:
 
 
 def _is_media(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") not in (None, "text")
+    return isinstance(part, dict) and part.get("type") not in (None, "text") and not is_thought(part)
 
 
 def is_said(message: Message) -> bool:

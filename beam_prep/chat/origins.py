@@ -435,11 +435,17 @@ def _of_message(origin: Origin, key: str, value: Any) -> Any:
         ]
         keys = tuple(key for call in calls if type(call) is Node for key in call._origin.keys or ())
         return Nodes(value, Origin(index, keys), calls)
-    if key == "content" and type(value) is list and len(value) > 1:
-        keys = tuple(f"content[{place}]" for place in range(len(value)))
-        parts = [wrap(part, Origin(index, (key, own))) for own, part in zip(keys, value, strict=True)]
+    if key == "content" and type(value) is list and (len(value) > 1 or any(map(is_thought, value))):
+        keys = tuple("reasoning" if is_thought(part) else f"content[{place}]" for place, part in enumerate(value))
+        origins = [Origin(index, (own,) if own == "reasoning" else (key, own)) for own in keys]
+        parts = [*map(wrap, value, origins)]
         return Nodes(value, Origin(index, (key, *keys)), parts)
     return wrap(value, _origin(index, "reasoning" if key in REASONING_FIELDS else key))
+
+
+def is_thought(part: Any) -> bool:
+    """True for a part of a content that is reasoning."""
+    return type(part) is dict and part.get("type") == "thinking"
 
 
 _constant = functools.lru_cache(1000)(Constant)

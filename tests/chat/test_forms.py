@@ -183,3 +183,60 @@ def test_nulls_of_lines_are_kept() -> None:
     text, _ = prepared(template, called({"to": "Gent", "by": None}, None), tools=[{"name": "go", "description": None}])
     assert '{"to": "Gent", "by": null}' in text
     assert '"description": null' in text
+
+
+THINKS_IN_A_FIELD = CHATML.replace(
+    "{{ m.content }}", "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+)
+THINKS_IN_A_PART = EITHER.replace(
+    "[{{ p.text }}]",
+    "{% if p.type == 'thinking' %}<think>{{ '' + p.thinking }}</think>{% else %}{{ p.text }}{% endif %}",
+)
+THOUGHTS: list[dict[str, Any]] = [
+    {"content": "Far.", "reasoning_content": "A map."},
+    {"content": [{"type": "thinking", "thinking": "A map.", "signature": "x"}, {"type": "text", "text": "Far."}]},
+    {
+        "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "A map."}]},
+            {"type": "text", "text": "Far."},
+        ]
+    },
+    {"content": [{"type": "reasoning", "text": "A map."}, {"type": "text", "text": "Far."}]},
+]
+
+
+@pytest.mark.parametrize("source", [THINKS_IN_A_FIELD, THINKS_IN_A_PART])
+@pytest.mark.parametrize("thought", THOUGHTS)
+def test_reasoning_is_given_as_the_template_takes_it(source: str, thought: dict[str, Any]) -> None:
+    text, counted = prepared(source, [ASKED, {"role": "assistant", **thought}])
+    assert text.endswith("<|im_start|>assistant\n<think>A map.</think>Far.<|im_end|>\n")
+    assert counted == {"reasoning_written": [1]}
+
+
+@pytest.mark.parametrize("source", [THINKS_IN_A_FIELD, THINKS_IN_A_PART])
+def test_an_answer_may_be_reasoning_alone(source: str) -> None:
+    alone = {"role": "assistant", "content": [{"type": "thinking", "thinking": "A map."}]}
+    assert "assistant\n<think>A map.</think><|im_end|>" in prepared(source, [ASKED, alone])[0]
+
+
+def test_reasoning_in_a_part_that_history_leaves_out_is_counted() -> None:
+    source = THINKS_IN_A_PART.replace("<think>", "{% if m == messages[-1] %}<think>").replace("</think>", "{% endif %}")
+    last = [{"type": "thinking", "thinking": "A globe."}, {"type": "text", "text": "Near."}]
+    text, counted = prepared(source, [ASKED, say("assistant", THOUGHTS[1]["content"]), ASKED, say("assistant", last)])
+    assert "A map." not in text
+    assert "A globe.Near." in text
+    assert counted == {"reasoning_written": [1], "reasoning_not_written": [1]}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": [*reversed(THOUGHTS[1]["content"])]},
+        {"role": "assistant", **THOUGHTS[1], "reasoning": "A globe."},
+        {"role": "user", **THOUGHTS[1]},
+    ],
+)
+def test_reasoning_in_another_place_is_rejected(message: dict[str, Any]) -> None:
+    reason, said = prepared(THINKS_IN_A_PART, [ASKED, message])
+    assert reason == "unsupported_part"
+    assert "'messages[1].content' has parts of reasoning, wanted it before the texts of an assistant's message" in said
