@@ -92,6 +92,13 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
         },
     ),
+    "messages beside the text parts of a system prompt": (
+        {"system": [{"type": "text", "text": "Be brief."}], "messages": says(user="Where is {n}?", assistant="{n}.")},
+        {
+            "adapter": {"name": "sharegpt", "field": "messages"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
     "messages of a prompt, and the answer as a text": (
         {"input": says(system="Be brief.", user="Where is {n}?"), "output": "<think>\nHm.\n</think>\nAt {n}."},
         {

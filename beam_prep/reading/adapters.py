@@ -187,7 +187,8 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 class ShareGPT:
     """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; keeps other fields.
 
-    Items with a `role` only get the new name of it. A string field `system` becomes the first message if there is none.
+    Items with a `role` only get the new name of it. A text or text parts in `system` become the first message if there
+    is none.
     A `function_call` or `tool_call` that is JSON with `name` and `arguments` (or a list of such objects) becomes
     `tool_calls`. Such items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
 
@@ -284,12 +285,13 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
 
 
 def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, behind the record's `system` text if they have no system message. Removes `system` if used."""
+    """The messages, behind the record's `system` if they have no system message. Removes `system` if used."""
     system = record.get("system")
-    if not isinstance(system, str) or not messages or any(message.get("role") == "system" for message in messages):
+    if not isinstance(system, str | list) or not messages or any(each.get("role") == "system" for each in messages):
         return messages
     del record["system"]
-    return [{"role": "system", "content": system}, *messages] if system.strip() else messages
+    is_blank = not system or (isinstance(system, str) and system.isspace())
+    return messages if is_blank else [{"role": "system", "content": system}, *messages]
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

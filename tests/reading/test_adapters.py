@@ -69,6 +69,7 @@ class TestShareGPT:
         [
             ("Be kind.", talk(("human", "x")), {"messages": says(("system", "Be kind."), ("user", "x"))}),
             ("a", talk(("system", "b")), {"system": "a", "messages": says(("system", "b"))}),
+            ([], talk(("human", "x")), {"messages": says(("user", "x"))}),
         ],
     )
     def test_system_field(self, system: Any, items: list[Row], wanted: Row) -> None:
