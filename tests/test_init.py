@@ -272,6 +272,14 @@ def test_rewards_that_a_run_rejects_are_not_read_and_a_missing_generation_prompt
         assert said in told
 
 
+@pytest.mark.parametrize("role", ["function", "ipython"])  # ToolBench, Llama 3
+def test_a_speaker_that_is_a_tool_is_no_user(start: Start, role: str) -> None:
+    said = {"human": "Where is {n}?", "gpt": "look({n})", role: "In {n}."}
+    config, _, told = start([numbered({"conversations": items(**said)}, n) for n in range(9)])
+    assert config["input"]["adapter"] == "sharegpt"
+    assert "not among the usual names" not in told
+
+
 def test_records_of_two_shapes_are_said(start: Start) -> None:
     chats = [{"messages": says(user=f"Where is {n}?", assistant=f"At {n}."), "text": "More."} for n in range(30)]
     texts = [{"text": f"A page about {n}."} for n in range(10)]

@@ -208,7 +208,7 @@ class Conversations:
 
     def _instead(self, role: str, fields: str) -> str:
         name = role.lower().replace("-", "_")
-        known = {"developer": "system", "function": role, "chatbot": "assistant", **ROLES}.get(name, "user")
+        known = {"developer": "system", "chatbot": "assistant", **ROLES, "function": role}.get(name, "user")
         if name in CALLS:
             return ", or its call in `tool_calls` of the assistant's message"
         if role == known or len(self._output.sections) > 1:

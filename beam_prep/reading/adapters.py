@@ -174,7 +174,7 @@ ROLES: Mapping[str, str] = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", *CALLS), "assistant"),
     "system": "system",
-    **dict.fromkeys(("tool", "observation", "function_response", "tool_response"), "tool"),
+    **dict.fromkeys(("tool", "observation", "function_response", "tool_response", "function", "ipython"), "tool"),
 }
 """Names of roles in ShareGPT files -> roles of chat templates."""
 

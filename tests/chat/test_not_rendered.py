@@ -157,7 +157,8 @@ KNOWN = HEAD.replace("messages", "messages if m.role in ['system', 'user', 'assi
 
 
 @pytest.mark.parametrize(
-    ("role", "known"), [("developer", "system"), ("tool-response", "tool"), ("Chatbot", "assistant")]
+    ("role", "known"),
+    [("developer", "system"), ("tool-response", "tool"), ("ipython", "tool"), ("Chatbot", "assistant")],
 )
 def test_a_role_that_the_template_does_not_know_can_be_renamed_as_the_message_says(role: str, known: str) -> None:
     record = {"messages": [say(role, "Be brief."), ASKED, ANSWERED]}

@@ -54,7 +54,7 @@ class TestShareGPT:
         assert outcome(adapt, unknown) == (
             "unknown_role",
             "'conversations[0].from' is 'bing', wanted one of human, user, gpt, assistant, chatgpt, bot, model, "
-            "function_call, tool_call, system, tool, observation, function_response, tool_response: "
+            "function_call, tool_call, system, tool, observation, function_response, tool_response, function, ipython: "
             'map it with "roles": {"bing": "assistant"}, or keep all names with "roles": "keep"',
         )
         assert outcome(adapter("sharegpt", roles={"bing": "assistant"}), unknown) == {
