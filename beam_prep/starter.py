@@ -122,10 +122,14 @@ def shapes_of(record: Record) -> Iterator[Shape]:
 
 def _guesses(record: Record) -> Iterator[Shape]:
     """The shape of a record without a known shape: its only long text, under any name."""
-    texts = ((name, value) for name, value in record.items() if name not in ("tools", "functions"))
-    long = [name for name, value in texts if isinstance(value, str) and len(value) >= _LONG_TEXT]
+    long = _long_texts(record)
     if len(long) == 1 and record.get("role") not in _TURNS:
         yield Shape("text", (long[0],))
+
+
+def _long_texts(record: Record) -> list[str]:
+    texts = ((name, value) for name, value in record.items() if name not in ("tools", "functions"))
+    return [name for name, value in texts if isinstance(value, str) and len(value) >= _LONG_TEXT]
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
@@ -190,13 +194,19 @@ def _with_lists(record: Record) -> Record:
 
 
 def find_shape(records: Sequence[Record]) -> Found | None:
-    """The shape that is the most specific one of most records; None if no known shape fits any record."""
+    """The shape that is the most specific one of most records; None if no known shape fits any record.
+
+    A guess is none if as many records have several long texts: Glaive's `chat` is the only one beside a short `system`.
+    """
     known = [(record, list(shapes_of(record)) or list(_guesses(record))) for record in map(_with_lists, records)]
     first = Counter(shapes[0] for _, shapes in known if shapes)
     if not first:
         return None
     chosen = first.most_common(1)[0][0]
     fitting = [(record, shapes) for record, shapes in known if chosen in shapes]
+    is_guess = chosen.kind == "text" and chosen.fields[0].lower() not in _TEXTS
+    if is_guess and sum(len(_long_texts(record)) > 1 for record in records) >= len(fitting):
+        return None
     others = Counter(shapes[0] for _, shapes in known if shapes and chosen not in shapes)
     besides = Counter(shape for _, shapes in fitting for shape in shapes if shape != chosen)
     return Found(chosen, [record for record, _ in fitting], len(records), others, besides)

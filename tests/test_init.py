@@ -13,7 +13,7 @@ from beam_prep.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.sample import prepare
-from beam_prep.starter import PLAIN_TEMPLATE
+from beam_prep.starter import PLAIN_TEMPLATE, find_shape
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT
 from tests.test_sources import blocks as blocks_in
@@ -455,6 +455,15 @@ def test_a_document_by_guess_says_which_texts_stand_beside_it(start: Start) -> N
     _, reasons, told = start([record])
     assert "to decide: 'Antwort', the only long text, is trained as a document, without 'Frage'. If it answers" in told
     assert '"instruction": "Frage", "output": "Antwort"' in reasons
+
+
+def test_a_text_that_others_mostly_stand_beside_is_no_document_by_guess() -> None:
+    long, short = ("USER: Where is it? ASSISTANT: At the market. " * 5, "You are helpful.")
+    glaive = [{"system": system, "chat": long} for system in (long, long, short)]
+    assert find_shape(glaive) is None
+    found = find_shape(glaive[1:] + glaive[2:])
+    assert found is not None
+    assert found.shape.fields == ("chat",)
 
 
 def test_what_is_said_of_a_document_by_guess_makes_a_config_that_trains_the_answer(
