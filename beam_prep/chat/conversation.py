@@ -177,9 +177,7 @@ class Conversations:
                 rendered = self._compared(rendered, chat)
             self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
         except Reject as reject:
-            empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
-            lacks = f" (message {empty[0]} has no content; its keys: {[*chat.messages[empty[0]]]})" if empty else ""
-            raise Reject(reject.reason, f"field {fields!r}{lacks}: {reject.message}") from None
+            raise Reject(reject.reason, f"field {fields!r}{_lack(chat, reject.message)}: {reject.message}") from None
         if first:
             rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         texts = set[int]()
@@ -326,6 +324,23 @@ class Conversations:
                 at = max(at, end)
             if at < stop:
                 yield segment._replace(start=at, stop=stop)
+
+
+def _lack(chat: _Chat, raised: str) -> str:
+    """What a conversation lacks, so that a template may fail, in brackets; "" if it lacks nothing."""
+    reads_what_is_not_there = "no attribute" in raised or "Undefined" in raised
+    functions = [("a schema of 'tools'", chat.variables.get("tools"))]
+    for place, message in enumerate(chat.messages):
+        calls = message.get("tool_calls")
+        if message.get("content") is None and not calls and not message.get("function_call"):
+            return f" (message {place} has no content; its keys: {[*message]})"
+        functions.append((f"a call of message {place}", calls))
+    for what, given in functions if reads_what_is_not_there else ():
+        for each in given or ():
+            if "function" not in each:
+                wanted = '{"type": "function", "function": {...}} for most templates'
+                return f" ({what} has the keys {[*each]}, wanted {wanted})"
+    return ""
 
 
 def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions: Sequence[str]) -> int | None:

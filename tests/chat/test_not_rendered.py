@@ -109,6 +109,25 @@ def test_a_call_of_another_api_is_taken_where_the_template_writes_it() -> None:
     assert text[0].endswith("find<|im_end|>")
 
 
+@pytest.mark.parametrize(
+    ("messages", "tools", "said"),
+    [
+        ([ASKED, CALLED], [TOOLS[0]["function"]], "a schema of 'tools' has the keys ['name', 'parameters'], wanted"),
+        ([ASKED, called(name="find", arguments={})], None, "a call of message 1 has the keys ['name', 'arguments'], "),
+        ([ASKED, say("assistant", None, tool_calls=[CALL])], None, None),
+    ],
+)
+def test_a_template_that_fails_on_a_function_says_which_one_has_another_form(
+    messages: list[dict[str, Any]], tools: Any, said: str | None
+) -> None:
+    source = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + WHOLE
+    if said is None:
+        source += "{{ raise_exception('too many') }}"
+    (reason, message), _ = steps(source, {"messages": messages, "tools": tools})
+    assert reason == "template_error"
+    assert message.startswith("field 'messages'" + (f" ({said}" if said else ": the chat template raised: too many"))
+
+
 @pytest.mark.parametrize("blank", ["", " \n", None, []])
 def test_what_says_nothing_need_not_be_written(blank: Any) -> None:
     source = WHOLE.replace("in messages %}", "in messages if m.role != 'system' %}")
