@@ -315,7 +315,7 @@ class Turns:
             if len(header.whole) > place.end and not place.silent:
                 raise Refused("turn_begin", f"its text stands before the generation prompt: {header.text[-60:]!r}")
             self._check_alone(index, len(header.whole), place.begin)
-            return len(header.whole), True
+            return len(header.whole) + self._rest_of_header(header, place), True
         if header.prompted and not header.text:
             raise Refused("turn_begin", f"the generation prompt repeats a message's text: {header.whole[-60:]!r}")
         is_certain = header.prompted
@@ -339,6 +339,16 @@ class Turns:
             raise Refused("turn_begin", f"before its text stand words that a plain answer does not have: {words!r}")
         self._check_name(index, begin, place.begin)
         return begin, by_header
+
+    def _rest_of_header(self, header: Header, place: TurnPlace) -> int:
+        """Length of the rest of another prompt, if this one only ends the answer before (some ChatML templates)."""
+        prompt, facts, begin = header.text[header.closing :], self._facts, len(header.whole)
+        tokens = self._tokens.special
+        if tokens.sub("", prompt).strip() or not facts.closers.issuperset(tokens.findall(prompt)):
+            return 0
+        until = len(self._text) if place.silent else place.begin
+        rests = [other[len(prompt) :] for other in facts.prompts if other.startswith(prompt)]
+        return max((len(rest) for rest in rests if self._text.startswith(rest, begin, until)), default=0)
 
     def _joined(self, index: int, before: Turn | None, begin: int) -> int | None:
         """Where the turn of the answer before goes on up to this text; None: an end or a header may be between."""

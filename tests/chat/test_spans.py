@@ -85,6 +85,16 @@ def test_what_is_trained_of_an_answer(turn: str, prompt: str, wanted: str) -> No
         assert len(trained(source, [*messages, *messages], controls=(*CONTROLS, "<|im_sys|>"))) == 2
 
 
+def test_the_header_of_a_second_answer_is_not_trained_where_the_prompt_only_ends_the_first() -> None:
+    end = "{% if add_generation_prompt or not loop.last %}{{ '<|im_end|>\n' }}{% endif %}"
+    source = each("{{ '<|im_start|>' + m.role + '\n' + m.content }}" + end)
+    prompt = "{{ '<|im_start|>assistant\n' }}"
+    source += "{% if add_generation_prompt and messages[-1].role != 'assistant' %}" + prompt + "{% endif %}"
+    messages = [say("user", "q"), *(say("assistant", answer) for answer in ("a", "b", "c"))]
+    assert trained(source, messages) == ["a<|im_end|>", "b<|im_end|>", "c"]
+    assert trained(source, [*messages, *talk("r", "d")]) == ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>", "d"]
+
+
 def test_an_answer_without_its_reasoning_ends_where_it_does_with_it() -> None:
     template = (
         "{% set made = namespace(turns=[]) %}{% for m in messages %}"
