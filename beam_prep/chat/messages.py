@@ -16,7 +16,9 @@ Shown = Callable[[list[Message]], str]
 """Messages -> the template's text for them; "" if it raises."""
 
 _REASONING = frozenset(REASONING_FIELDS)
-_BESIDE_CONTENT = _REASONING | {"tool_calls", "refusal"}
+OTHER_CONTENTS = ("refusal", "tool_plan")
+"""Texts in place of a content: of OpenAI's API, and of Cohere's, beside calls."""
+_BESIDE_CONTENT = _REASONING | {"tool_calls", *OTHER_CONTENTS}
 
 
 def for_template(message: Message) -> Message:
@@ -358,8 +360,7 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield from ((f"content[{place}]",) for place in texts)
     elif has_words(content):
         yield CONTENT
-    if has_words(message.get("refusal")):  # of OpenAI's API, in place of a content
-        yield ("refusal",)
+    yield from ((key,) for key in OTHER_CONTENTS if has_words(message.get(key)))
     thoughts = [*map(message.get, REASONING_FIELDS), *(filter(is_thought, content) if type(content) is list else ())]
     if any(is_thought(each) or has_words(each) for each in thoughts):
         yield ("reasoning",)

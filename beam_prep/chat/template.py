@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from beam_prep.chat.environment import compile_template
 from beam_prep.chat.facts import facts_of
 from beam_prep.chat.messages import (
+    OTHER_CONTENTS,
     Forms,
     Lost,
     Message,
@@ -93,12 +94,12 @@ def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], wr
 
 
 def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:
-    """Contents and refusals that are missing in a text, and calls whose names are missing."""
+    """Contents, and texts in place of them, that are missing in a text, and calls whose names are missing."""
     lost: list[Lost] = []
     for index, message in enumerate(messages):
         content = message.get("content")
         said = "".join(map(text_of_part, content)) if isinstance(content, list) else content
-        for key, value in (("content", said), ("refusal", message.get("refusal"))):
+        for key, value in (("content", said), *((key, message.get(key)) for key in OTHER_CONTENTS)):
             if isinstance(value, str) and value.strip() not in text:
                 lost.append((index, key))
         for place, call in enumerate(message.get("tool_calls") or ()):
