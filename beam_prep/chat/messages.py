@@ -87,7 +87,7 @@ class Forms:
         parts: role, or `calls` -> True: contents must be lists of parts; False: they must be strings; None: unchanged.
             Any other role has the form of `user`.
         objects: True: arguments of calls must be objects; False: strings; None: unchanged.
-        fills: True: calls must have a content, which OpenAI's API leaves null.
+        fills: what calls without content get: a content that is null, as in OpenAI's API, or empty; {}: nothing.
         thinks: True: reasoning must be a part of the content (Ministral 3), and no field.
     """
 
@@ -104,7 +104,7 @@ class Forms:
             self.objects = tool_arguments == "object"
         for role in ("calls", "tool"):
             self.parts[role] = self._takes_parts(role)
-        self.fills = self._needs_content()
+        self.fills = self._filling()
         self.thinks = self._needs_thoughts()
         self._plain = True not in self.parts.values()
         self._takes_calls, self._takes_results, self._ids = self._legacy_forms()
@@ -137,7 +137,7 @@ class Forms:
             return None if takes_parts else False
         return True if takes_parts else self.parts.get(role)
 
-    def _shown_call(self, arguments: Any, behind: Sequence[Message] = (), **content: str) -> str:
+    def _shown_call(self, arguments: Any, behind: Sequence[Message] = (), **content: Any) -> str:
         bare: Message = {"role": "assistant", **content, "tool_calls": [call("find", arguments)]}
         asked = [{"role": "user", "content": "sentinel"}, bare, *behind]
         return self._shown([self._with_content(message) for message in asked])
@@ -148,16 +148,23 @@ class Forms:
         strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
         return None if objects == strings else objects
 
-    def _needs_content(self) -> bool:
-        given, result = self._arguments, {"role": "tool", "name": "find", "tool_call_id": "call00001", "content": "r"}
-        return any(
-            not self._shown_call(given, behind) and "sentinelvalue" in self._shown_call(given, behind, content="")
-            for behind in ((), (result, {"role": "assistant", "content": "sentinel"}))  # QwQ reads it before an answer
-        )
+    def _filling(self) -> dict[str, Any]:
+        result = {"role": "tool", "name": "find", "tool_call_id": "call00001", "content": "r"}
+        # QwQ reads it before an answer.
+        behind: tuple[Sequence[Message], ...] = ((), (result, {"role": "assistant", "content": "sentinel"}))
+
+        def shown(**content: Any) -> list[str]:
+            return [self._shown_call(self._arguments, each, **content) for each in behind]
+
+        if all(bare or "sentinelvalue" not in empty for bare, empty in zip(shown(), shown(content=""), strict=True)):
+            return {}
+        # DeepSeek's templates write an empty answer behind a call whose content is empty.
+        takes_null = all("sentinelvalue" in text and "None" not in text for text in shown(content=None))
+        return {"content": None if takes_null else ""}
 
     def _needs_thoughts(self) -> bool:
         question, answer = {"role": "user", "content": "sentinel"}, {"role": "assistant", "content": "sentinel"}
-        thinking = {**answer, "reasoning_content": "sentinelthought"}
+        thinking = for_template({**answer, "reasoning_content": "sentinelthought"})
         shown = [
             self._shown([self._with_content(question), each])
             for each in (self._with_content(thinking), _with_thought(thinking))
@@ -182,7 +189,7 @@ class Forms:
         for place, message in enumerate(messages):
             calls = message.get("tool_calls")
             if calls and self.fills and message.get("content") is None:
-                message = {"content": "", **message}
+                message = {**self.fills, **message}
             message = self._with_content(message)
             if self.thinks and message.get("reasoning_content"):
                 message = _with_thought(message)

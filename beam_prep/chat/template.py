@@ -12,7 +12,6 @@ from beam_prep.chat.messages import (
     Lost,
     Message,
     ToolArguments,
-    for_template,
     is_said,
     not_rendered,
     text_of_part,
@@ -185,10 +184,9 @@ class ChatTemplate:
         self._replay = Replay(tree, self.tokens, self.with_variables, self.facts)
 
     def _shown(self, messages: list[Message]) -> str:
-        made = [for_template(message) for message in messages]
         # Some templates need tools (Hermes 2 Pro's `tool_use`).
         given: list[dict[str, Any]] = [{}, {"tools": []}]
-        texts = (self.with_variables(variables).written(made, False) for variables in given)
+        texts = (self.with_variables(variables).written(messages, False) for variables in given)
         return next(filter(None, texts), "")
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:

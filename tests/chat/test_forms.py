@@ -62,6 +62,15 @@ def test_a_template_that_reads_the_content_of_a_call_only_before_an_answer_gets_
     assert len({prepared(source, chat)[0] for chat in chats}) == 1
 
 
+def test_a_template_that_takes_the_null_content_of_a_call_gets_it() -> None:
+    """As DeepSeek-R1's: if the content is empty, they write an empty answer behind the call."""
+    source = TAKES["objects, as JSON"].replace("m.content or ''", "(m.content + '|' if m.content is not none else '')")
+    absent = [ASKED, {key: value for key, value in called({})[1].items() if key != "content"}]
+    assert prepared(source, called({}, None))[0].endswith("assistant\ngo {}<|im_end|>\n")
+    assert prepared(source, called({}, None)) == prepared(source, absent)
+    assert prepared(source, called({}))[0].endswith("assistant\n|go {}<|im_end|>\n")
+
+
 @pytest.mark.parametrize(
     ("takes", "given", "form", "written", "changed"),
     [
