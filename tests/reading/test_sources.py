@@ -3,6 +3,8 @@
 import io
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from beam_prep.data.block import InputFile
@@ -61,3 +63,11 @@ def test_a_file_under_another_name_is_refused_by_its_first_bytes(source: Source)
     assert said is not None
     assert said.startswith(f"'x.jsonl' is {source.name}, which is read from a {source.endings[0]} file")
     assert refusal(source.magic + bytes(40), f"x{source.endings[0]}") is None
+
+
+def test_a_sound_table_that_pyarrow_cannot_read_back_is_not_called_damaged(tmp_path: Path) -> None:
+    """It writes a null list of a fixed size, and cannot read it."""
+    path = tmp_path / "fixed.parquet"
+    pq.write_table(pa.table({"pair": pa.array([[1, 2], None], pa.list_(pa.int64(), 2))}), path)
+    with pytest.raises(InputError, match="column that pyarrow cannot read back .* write its lists with no fixed size"):
+        first_records(list_inputs([path])[0], 0)
