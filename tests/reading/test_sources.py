@@ -69,5 +69,5 @@ def test_a_sound_table_that_pyarrow_cannot_read_back_is_not_called_damaged(tmp_p
     """It writes a null list of a fixed size, and cannot read it."""
     path = tmp_path / "fixed.parquet"
     pq.write_table(pa.table({"pair": pa.array([[1, 2], None], pa.list_(pa.int64(), 2))}), path)
-    with pytest.raises(InputError, match="column that pyarrow cannot read back .* write its lists with no fixed size"):
+    with pytest.raises(InputError, match=r"column that pyarrow cannot read back .* write its lists with no fixed size"):
         first_records(list_inputs([path])[0], 0)
