@@ -109,8 +109,12 @@ def with_reasoning(message: Message, where: str) -> Message:
 def _thought(part: Any) -> str:
     """The reasoning of a part; "" if it is another part. Mistral writes it as a list of text parts."""
     kind = part.get("type") if isinstance(part, dict) else None
-    found = (part.get(kind) or part.get("text")) if kind in ("thinking", "reasoning") else None
-    return found if isinstance(found, str) else "".join(map(text_of_part, found)) if isinstance(found, list) else ""
+    if kind not in ("thinking", "reasoning"):
+        return ""
+    found = part.get(kind) or part.get("text")
+    if isinstance(found, list):
+        return "".join(map(text_of_part, found))
+    return found if isinstance(found, str) else ""
 
 
 def variables_of(record: Record) -> dict[str, Any]:

@@ -328,14 +328,15 @@ class Conversations:
 
 def _lack(chat: _Chat, raised: str) -> str:
     """What a conversation lacks, so that a template may fail, in brackets; "" if it lacks nothing."""
-    reads_what_is_not_there = "no attribute" in raised or "Undefined" in raised
     functions = [("a schema of 'tools'", chat.variables.get("tools"))]
     for place, message in enumerate(chat.messages):
         calls = message.get("tool_calls")
         if message.get("content") is None and not calls and not message.get("function_call"):
             return f" (message {place} has no content; its keys: {[*message]})"
         functions.append((f"a call of message {place}", calls))
-    for what, given in functions if reads_what_is_not_there else ():
+    if "no attribute" not in raised and "Undefined" not in raised:
+        return ""
+    for what, given in functions:
         for each in given or ():
             if "function" not in each:
                 wanted = '{"type": "function", "function": {...}} for most templates'

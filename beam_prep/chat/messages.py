@@ -156,21 +156,21 @@ class Forms:
         def shown(**content: Any) -> list[str]:
             return [self._shown_call(self._arguments, each, **content) for each in behind]
 
-        if all(bare or "sentinelvalue" not in empty for bare, empty in zip(shown(), shown(content=""), strict=True)):
+        pairs = zip(shown(), shown(content=""), strict=True)
+        if all(bare or "sentinelvalue" not in empty for bare, empty in pairs):
             return {}
         # DeepSeek's templates write an empty answer behind a call whose content is empty.
         takes_null = all("sentinelvalue" in text and "None" not in text for text in shown(content=None))
         return {"content": None if takes_null else ""}
 
     def _needs_thoughts(self) -> bool:
-        question, answer = {"role": "user", "content": "sentinel"}, {"role": "assistant", "content": "sentinel"}
-        thinking = for_template({**answer, "reasoning_content": "sentinelthought"})
-        shown = [
-            self._shown([self._with_content(question), each])
-            for each in (self._with_content(thinking), _with_thought(thinking))
-        ]
-        written = ["sentinelthought" in each and "'type'" not in each and '"type"' not in each for each in shown]
-        return written == [False, True]
+        def shows(answer: Message) -> bool:
+            shown = self._shown([self._with_content({"role": "user", "content": "sentinel"}), answer])
+            return "sentinelthought" in shown and "'type'" not in shown and '"type"' not in shown
+
+        answer = {"role": "assistant", "content": "sentinel", "reasoning_content": "sentinelthought"}
+        thinking = for_template(answer)
+        return not shows(self._with_content(thinking)) and shows(_with_thought(thinking))
 
     def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, int]]:
         """(the messages in the forms that the template takes, name -> number of changed arguments and ids).

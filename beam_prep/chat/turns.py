@@ -342,12 +342,13 @@ class Turns:
 
     def _rest_of_header(self, header: Header, place: TurnPlace) -> int:
         """Length of the rest of another prompt, if this one only ends the answer before (some ChatML templates)."""
-        prompt, facts, begin = header.text[header.closing :], self._facts, len(header.whole)
         tokens = self._tokens.special
-        if tokens.sub("", prompt).strip() or not facts.closers.issuperset(tokens.findall(prompt)):
+        prompt = header.text[header.closing :]
+        if tokens.sub("", prompt).strip() or not self._facts.closers.issuperset(tokens.findall(prompt)):
             return 0
+        rests = [other[len(prompt) :] for other in self._facts.prompts if other.startswith(prompt)]
+        begin = len(header.whole)
         until = len(self._text) if place.silent else place.begin
-        rests = [other[len(prompt) :] for other in facts.prompts if other.startswith(prompt)]
         return max((len(rest) for rest in rests if self._text.startswith(rest, begin, until)), default=0)
 
     def _joined(self, index: int, before: Turn | None, begin: int) -> int | None:

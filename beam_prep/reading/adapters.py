@@ -290,8 +290,9 @@ def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[st
     if not isinstance(system, str | list) or not messages or any(each.get("role") == "system" for each in messages):
         return messages
     del record["system"]
-    is_blank = not system or (isinstance(system, str) and system.isspace())
-    return messages if is_blank else [{"role": "system", "content": system}, *messages]
+    if not system or (isinstance(system, str) and system.isspace()):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

@@ -180,11 +180,9 @@ class WithGigatoken:
         for point in np.unique(points[self._tried[points] == _UNTRIED]).tolist():
             alike = _COMPOSES if may_compose(chr(point)) else _SAME
             self._tried[point] = alike if self._treats_alike(chr(point)) else _OTHER
-        found, borders = self._tried[points], offsets_of(characters(texts))
-        composes, others = (
-            np.unique(np.searchsorted(borders, places[found == kind], side="right") - 1) for kind in (_COMPOSES, _OTHER)
-        )
-        return composes, others
+        found = self._tried[points]
+        text = np.searchsorted(offsets_of(characters(texts)), places, side="right") - 1
+        return np.unique(text[found == _COMPOSES]), np.unique(text[found == _OTHER])
 
     def _treats_alike(self, character: str) -> bool:
         """True if both libraries give the same ids for a character."""
