@@ -205,7 +205,7 @@ def find_shape(records: Sequence[Record]) -> Found | None:
     chosen = first.most_common(1)[0][0]
     fitting = [(record, shapes) for record, shapes in known if chosen in shapes]
     is_guess = chosen.kind == "text" and chosen.fields[0].lower() not in _TEXTS
-    several = sum(len(_long_texts(record)) > 1 for record in records)
+    several = sum(not shapes and len(_long_texts(record)) > 1 for record, shapes in known)
     if is_guess and several >= len(fitting):
         return None
     others = Counter(shapes[0] for _, shapes in known if shapes and chosen not in shapes)

@@ -103,7 +103,9 @@ def with_reasoning(message: Message, where: str) -> Message:
     if message["role"] != "assistant" or any(thoughts[count:]) or any(map(message.get, REASONING_FIELDS)):
         wanted = "wanted it before the texts of an assistant's message, and in no other field"
         raise Reject("unsupported_part", f"'{where}.content' has parts of reasoning, {wanted}")
-    return {**message, "content": content[count:] or "", "reasoning_content": "".join(thoughts)}
+    rest = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
+    alone = None if message.get("tool_calls") else ""
+    return {**rest, "content": content[count:] or alone, "reasoning_content": "".join(thoughts)}
 
 
 def _thought(part: Any) -> str:

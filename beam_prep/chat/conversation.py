@@ -337,8 +337,8 @@ def _lack(chat: _Chat, raised: str) -> str:
     if "no attribute" not in raised and "Undefined" not in raised:
         return ""
     for what, given in functions:
-        for each in given or ():
-            if "function" not in each:
+        for each in given if isinstance(given, list) else ():
+            if isinstance(each, dict) and "function" not in each:
                 wanted = '{"type": "function", "function": {...}} for most templates'
                 return f" ({what} has the keys {[*each]}, wanted {wanted})"
     return ""

@@ -191,7 +191,7 @@ class Forms:
             if calls and self.fills and message.get("content") is None:
                 message = {**self.fills, **message}
             message = self._with_content(message)
-            if self.thinks and message.get("reasoning_content"):
+            if self.thinks and has_words(message.get("reasoning_content")):
                 message = _with_thought(message)
             if calls and self.objects is not None and isinstance(calls, list):
                 done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]

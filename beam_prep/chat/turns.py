@@ -344,7 +344,8 @@ class Turns:
         """Length of the rest of another prompt, if this one only ends the answer before (some ChatML templates)."""
         tokens = self._tokens.special
         prompt = header.text[header.closing :]
-        if tokens.sub("", prompt).strip() or not self._facts.closers.issuperset(tokens.findall(prompt)):
+        ends = {*tokens.findall(prompt)}
+        if not ends or not ends <= self._facts.closers or tokens.sub("", prompt).strip():
             return 0
         rests = [other[len(prompt) :] for other in self._facts.prompts if other.startswith(prompt)]
         begin = len(header.whole)

@@ -210,6 +210,7 @@ THOUGHTS: list[dict[str, Any]] = [
             {"type": "text", "text": "Far."},
         ]
     },
+    {"thinking": "", "content": [{"type": "thinking", "thinking": "A map."}, {"type": "text", "text": "Far."}]},
     {"content": [{"type": "reasoning", "text": "A map."}, {"type": "text", "text": "Far."}]},
 ]
 
