@@ -121,8 +121,7 @@ _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")
 _TRIED_AS = ("a{0}b 1{0}2 {0}{0} 's{0}\n{0} \n", "{0}'s {0}a", "a\u0300{0}\u0316x")
 
 
-_UNTRIED, _SAME, _COMPOSES, _OTHER = range(4)
-"""What was found of a character; `_COMPOSES`: treated alike, but NFC may change it beside others."""
+_UNTRIED, _SAME, _OTHER = range(3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,12 +156,11 @@ class WithGigatoken:
             whose ids may differ from the reference's.
         """
         left = np.zeros(0, np.int64)
-        wide = np.array([place for place, text in enumerate(texts) if self.looks and not text.isascii()], np.int64)
-        if len(wide):
-            composes, others = self._with_others(take(texts, wide))
-            left = wide[others]
-            if self.vague or (located and self.normalises):  # to ask of all would take a third of the time of encoding
-                changed = [place for place in wide[composes] if not unicodedata.is_normalized("NFC", texts[place])]
+        wide = [place for place, text in enumerate(texts) if self.looks and not text.isascii()]
+        if wide:
+            left = np.array(wide)[self._with_others([texts[place] for place in wide])]
+            if self.vague or (located and self.normalises):  # asking takes a third of the time of encoding
+                changed = [place for place in wide if not unicodedata.is_normalized("NFC", texts[place])]
                 left = np.union1d(left, np.array(changed, np.int64))
         return self._encode(texts), left
 
@@ -172,17 +170,15 @@ class WithGigatoken:
         flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
         return Ragged.from_lengths(flat.view(np.int32), [*map(len, rows)])
 
-    def _with_others(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """int64, ascending: the texts with a character that may compose; those with one that is treated differently."""
+    def _with_others(self, texts: Sequence[str]) -> Array:
+        """int64, ascending: the texts with a character that the two libraries treat differently."""
         points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
         places = np.flatnonzero(points > 127)  # both treat ASCII alike
         points = points[places]
         for point in np.unique(points[self._tried[points] == _UNTRIED]).tolist():
-            alike = _COMPOSES if may_compose(chr(point)) else _SAME
-            self._tried[point] = alike if self._treats_alike(chr(point)) else _OTHER
-        found = self._tried[points]
-        text = np.searchsorted(offsets_of(characters(texts)), places, side="right") - 1
-        return np.unique(text[found == _COMPOSES]), np.unique(text[found == _OTHER])
+            self._tried[point] = _SAME if self._treats_alike(chr(point)) else _OTHER
+        places = places[self._tried[points] == _OTHER]
+        return np.unique(np.searchsorted(offsets_of(characters(texts)), places, side="right") - 1)
 
     def _treats_alike(self, character: str) -> bool:
         """True if both libraries give the same ids for a character."""
@@ -193,15 +189,6 @@ class WithGigatoken:
             return False  # it may be reordered, or composed, with its neighbours
         texts = [way.format(character) for way in _TRIED_AS]
         return self._encode(texts).to_lists() == self.tokenizer.encode(texts, False).to_lists()
-
-
-def may_compose(character: str) -> bool:
-    """True if NFC may change a text for this character: a text of others is NFC (UAX #15, quick check).
-
-    Only marks and the vowels and last consonants of Hangul are reordered, or composed with what stands before them.
-    """
-    kind = unicodedata.category(character)
-    return kind[0] == "M" or "\u1160" <= character <= "\u11ff" or not unicodedata.is_normalized("NFC", character)
 
 
 @dataclass
