@@ -296,7 +296,9 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
     items = (item for record in records for item in record.get(name) or () if isinstance(item, dict))
     roles = dict(Counter(str(item.get(key)) for item in items).most_common())
     renamed = any(near_name(role, dict.fromkeys(ROLES.values())) not in (None, role) for role in roles)
-    beside = _has_texts(records, "system", list) and roles.keys() <= ROLES.keys()  # Anthropic's may be a list of parts
+    beside = (
+        _has_texts(records, "system", str | list) and roles.keys() <= ROLES.keys()
+    )  # Anthropic's may be a list of parts
     if shape.kind == "sharegpt" or beside or (renamed and "assistant" not in roles):
         roles = _sharegpt(name, roles, made)  # which puts `system` among the messages, too
         name = "messages"
@@ -391,9 +393,9 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
     _chat(made, "messages", {"user": len(records), "assistant": len(records)}, tokenizer)
 
 
-def _has_texts(records: Sequence[Record], name: str, other: type = str) -> bool:
+def _has_texts(records: Sequence[Record], name: str, kinds: Any = str) -> bool:
     values = [record.get(name) for record in records]
-    return any(values) and all(value is None or isinstance(value, str | other) for value in values)
+    return any(values) and all(value is None or isinstance(value, kinds) for value in values)
 
 
 def _are_separated(records: Sequence[Record], prompt: str, *answers: str) -> bool:

@@ -104,19 +104,21 @@ def with_reasoning(message: Message, where: str) -> Message:
         wanted = "wanted it before the texts of an assistant's message, and in no other field"
         raise Reject("unsupported_part", f"'{where}.content' has parts of reasoning, {wanted}")
     rest = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
-    alone = None if message.get("tool_calls") else ""
+    alone = None if message.get("tool_calls") else ""  # as OpenAI's API writes calls
     return {**rest, "content": content[count:] or alone, "reasoning_content": "".join(thoughts)}
 
 
+_THOUGHTS = ("thinking", "reasoning")
+
+
 def _thought(part: Any) -> str:
-    """The reasoning of a part; "" if it is another part. Mistral writes it as a list of text parts."""
+    """The reasoning of a part; "" if it is another part, or says more. Mistral writes it as a list of text parts."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("thinking", "reasoning"):
+    if kind not in _THOUGHTS:
         return ""
-    found = part.get(kind) or part.get("text")
-    if isinstance(found, list):
-        return "".join(map(text_of_part, found))
-    return found if isinstance(found, str) else ""
+    said = [part[key] for key in (kind, "text") if part.get(key)]
+    texts = [*map(text_of_part, said[0] if said and isinstance(said[0], list) else said)]
+    return "".join(texts) if len(said) == 1 and all(texts) else ""
 
 
 def variables_of(record: Record) -> dict[str, Any]:
@@ -188,6 +190,8 @@ def _check_part(part: Any, where: str) -> None:
     kind, text = part.get("type"), part.get("text")
     if kind is None:
         raise Reject("unsupported_part", f"'{where}' has no type, wanted the type 'text'")
+    if kind in _THOUGHTS:
+        raise Reject("unsupported_part", f"'{where}' is of type {kind!r}, wanted one text in it, or only text parts")
     if kind != "text":
         raise Reject("unsupported_part", f"'{where}' is of type {str(kind)[:40]!r}, wanted the type 'text'")
     if not isinstance(text, str):

@@ -132,7 +132,7 @@ class Forms:
             return self._shown(messages.get(role, [says(role), says("user")]))
 
         as_text, as_parts = probed(False), probed(True)
-        takes_parts = f"sentinel{role}" in as_parts and "'type'" not in as_parts and '"type"' not in as_parts
+        takes_parts = _shows_part(f"sentinel{role}", as_parts)
         if f"sentinel{role}" in as_text:
             return None if takes_parts else False
         return True if takes_parts else self.parts.get(role)
@@ -143,7 +143,10 @@ class Forms:
         return self._shown([self._with_content(message) for message in asked])
 
     def _takes_objects(self) -> bool | None:
-        as_object, as_string = (self._shown_call(value, content="") for value in (_VALUE, json.dumps(_VALUE)))
+        as_object, as_string = (
+            self._shown_call(value, content="") + self._shown_call(value, content=None)  # DeepSeek-R1 takes null alone
+            for value in (_VALUE, json.dumps(_VALUE))
+        )
         objects = "sentinelvalue" in as_object and "'sentinelkey'" not in as_object
         strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
         return None if objects == strings else objects
@@ -153,20 +156,17 @@ class Forms:
         # QwQ reads it before an answer.
         behind: tuple[Sequence[Message], ...] = ((), (result, {"role": "assistant", "content": "sentinel"}))
 
-        def shown(**content: Any) -> list[str]:
-            return [self._shown_call(self._arguments, each, **content) for each in behind]
+        def shown(content: dict[str, Any]) -> int:
+            texts = [self._shown_call(self._arguments, each, **content) for each in behind]
+            return sum("sentinelvalue" in text and "None" not in text for text in texts)
 
-        pairs = zip(shown(), shown(content=""), strict=True)
-        if all(bare or "sentinelvalue" not in empty for bare, empty in pairs):
-            return {}
-        # DeepSeek's templates write an empty answer behind a call whose content is empty.
-        takes_null = all("sentinelvalue" in text and "None" not in text for text in shown(content=None))
-        return {"content": None if takes_null else ""}
+        # Null comes before empty: behind an empty content, DeepSeek's templates write an empty answer.
+        return max(({}, {"content": None}, {"content": ""}), key=shown)
 
     def _needs_thoughts(self) -> bool:
         def shows(answer: Message) -> bool:
-            shown = self._shown([self._with_content({"role": "user", "content": "sentinel"}), answer])
-            return "sentinelthought" in shown and "'type'" not in shown and '"type"' not in shown
+            question = self._with_content({"role": "user", "content": "sentinel"})
+            return _shows_part("sentinelthought", self._shown([question, answer]))
 
         answer = {"role": "assistant", "content": "sentinel", "reasoning_content": "sentinelthought"}
         thinking = for_template(answer)
@@ -293,6 +293,11 @@ class Forms:
             return given
         holder = {**holder, "arguments": made}
         return {**given, "function": holder} if "function" in given else holder
+
+
+def _shows_part(word: str, shown: str) -> bool:
+    """True if the text of a part is written, and not the whole part."""
+    return word in shown and "'type'" not in shown and '"type"' not in shown
 
 
 def _with_thought(message: Message) -> Message:

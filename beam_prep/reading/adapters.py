@@ -187,8 +187,8 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 class ShareGPT:
     """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; keeps other fields.
 
-    Items with a `role` only get the new name of it. A text or text parts in `system` become the first message if there
-    is none.
+    Items with a `role` only get the new name of it. A field `system`, a text or text parts, becomes the first message
+    if there is none.
     A `function_call` or `tool_call` that is JSON with `name` and `arguments` (or a list of such objects) becomes
     `tool_calls`. Such items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
 

@@ -265,7 +265,7 @@ def _damaged(source: InputFile, error: BaseException) -> str:
     with open_input(source, size=HEAD_BYTES) as stream:
         other = refusal(read_up_to(stream, HEAD_BYTES), source.path)
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, pa.ArrowNotImplementedError) or "all lists to be of size" in text:
+    if other is None and ("all lists to be of size" in text or "Nested data conversions" in text):
         return (
             f"{source.path!r} has a column that pyarrow cannot read back ({text[:300]}): write its lists with no fixed "
             "size, and flatter types, or leave the column out"

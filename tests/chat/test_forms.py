@@ -250,3 +250,24 @@ def test_reasoning_in_another_place_is_rejected(message: dict[str, Any]) -> None
     reason, said = prepared(THINKS_IN_A_PART, [ASKED, message])
     assert reason == "unsupported_part"
     assert "'messages[1].content' has parts of reasoning, wanted it before the texts of an assistant's message" in said
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "A map.", "text": "A globe."},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "A map."}, {"type": "reference", "id": 1}]},
+        {"type": "thinking", "thinking": ""},
+    ],
+)
+def test_a_part_of_reasoning_that_says_more_than_a_text_is_rejected(part: dict[str, Any]) -> None:
+    reason, said = prepared(THINKS_IN_A_PART, [ASKED, say("assistant", [part, {"type": "text", "text": "Far."}])])
+    assert reason == "unsupported_part"
+    assert "'messages[1].content[0]' is of type 'thinking', wanted one text in it" in said
+
+
+def test_arguments_of_a_template_that_writes_calls_only_with_a_null_content_get_their_form() -> None:
+    """As DeepSeek-R1's first template."""
+    source = TAKES["strings"].replace("m.tool_calls or []", "(m.tool_calls if m.content is none else none) or []")
+    source = source.replace("m.content or ''", "'' if m.tool_calls else m.content")
+    assert prepared(source, called({"to": "Gent"}, None))[0].endswith("assistant\ngo " + AS_JSON + "!<|im_end|>\n")
