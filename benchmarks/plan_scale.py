@@ -43,7 +43,6 @@ from _measure import BenchmarkError, say
 from _page import machine, split_at_markers, table, write_markdown
 from apache_beam import coders
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.data.block import InputFile, Ledger, Origin, Split
 from beam_prep.data.hashing import Node
@@ -359,14 +358,10 @@ def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     clock = Clock()
     found: Plan = CODER.decode(Path(folder, "plan").read_bytes())
     written = [receipt_of(*each) for each in pickle.loads(Path(folder, "shards").read_bytes())]
-    fn = ToListCombineFn()
+    sent = [CODER.encode(receipt) for receipt in written]
+    size = sum(map(len, sent))
     with clock.part("publish"):
-        accumulator = fn.create_accumulator()
-        for receipt in written:
-            accumulator = fn.add_input(accumulator, CODER.decode(CODER.encode(receipt)))
-        element = fn.extract_output(accumulator)
-        text = manifest_of(element, found)
-    size = len(CODER.encode(element))
+        text = manifest_of(found, [*map(CODER.decode, sent)])
     with clock.part("load"):
         load(text, "manifest.json")
     return {**clock.found, "written bytes": size, "manifest bytes": len(text), "publish peak": peak()}
@@ -388,7 +383,7 @@ def written_of(work: KeyedShard | RejectsPlan) -> WrittenShard | WrittenFile:
     return WrittenFile(f"rejects/rejects-{work.index:05d}.jsonl", 10**6, "")
 
 
-def manifest_of(written: list[WrittenShard | WrittenFile], found: Plan) -> bytes:
+def manifest_of(found: Plan, written: list[WrittenShard | WrittenFile]) -> bytes:
     """The manifest that `publish` would write."""
     shards = [each.receipt for each in written if isinstance(each, WrittenShard)]
     rejects = [each for each in written if isinstance(each, WrittenFile)]
@@ -415,14 +410,9 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
         once = pipeline | beam.Impulse()
         plan = beam.FlatMap(plan_output, beam.pvalue.AsMultiMap(parts), *make, given.max_tokens, None, None)
         planned = once | plan.with_outputs("plan", "unsorted", "groups", main="work")
-        (
-            planned.work
-            | beam.Reshuffle()
-            | "Write" >> beam.Map(written_of)
-            | beam.CombineGlobally(ToListCombineFn())
-            | "Manifest" >> beam.Map(manifest_of, beam.pvalue.AsSingleton(planned.plan))
-            | "Save" >> beam.Map(save, folder)
-        )
+        written = planned.work | beam.Reshuffle() | "Write" >> beam.Map(written_of)
+        manifest = planned.plan | "Manifest" >> beam.Map(manifest_of, beam.pvalue.AsList(written))
+        _ = manifest | "Save" >> beam.Map(save, folder)
     manifest = load(Path(folder, "manifest.json").read_bytes(), "manifest.json")
     return {**clock.found, "shards": len(manifest["shards"]), "run peak before": before, "run peak": peak()}
 

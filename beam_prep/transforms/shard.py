@@ -14,7 +14,6 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
-from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Aligned, Array, changes
@@ -327,7 +326,7 @@ def write(
     return dataclasses.replace(written, seconds=time.perf_counter() - started)
 
 
-def publish(written: list[WrittenShard | WrittenFile], plan: Plan, publisher: Publisher) -> str:
+def publish(plan: Plan, written: list[WrittenShard | WrittenFile], publisher: Publisher) -> str:
     """Publishes the complete output with its manifest, or fails and leaves only the rejects. Returns its path."""
     from beam_prep.inspect.output import report_page  # only one worker needs it, at the end
 
@@ -469,10 +468,7 @@ class Shard(beam.PTransform):
             merged = merge_shards(made.unsorted, made.groups, arranger, publisher)
             work = (work, merged.work) | "AllWork" >> beam.Flatten()
             plan = (plan, merged.plan) | "OnePlan" >> beam.Flatten()
-        return (
-            work
-            | "Spread" >> beam.Reshuffle()
-            | "Write" >> beam.Map(write, arranger, publisher, self.progress)
-            | "Written" >> beam.CombineGlobally(ToListCombineFn())
-            | "Publish" >> beam.Map(publish, beam.pvalue.AsSingleton(plan), publisher)
+        written = (
+            work | "Spread" >> beam.Reshuffle() | "Write" >> beam.Map(write, arranger, publisher, self.progress)
         )
+        return plan | "Publish" >> beam.Map(publish, beam.pvalue.AsList(written), publisher)
