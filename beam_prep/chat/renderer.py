@@ -20,8 +20,17 @@ _AT_ONCE = 1000
 
 
 def any_of(texts: Collection[str]) -> str:
-    """A pattern that matches any of these texts, the longest first."""
-    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+    """A pattern that matches any of these texts, the longest first.
+
+    Texts with the same first character are grouped, because `re` tries the alternatives one after the other.
+
+    >>> any_of(["<b>", "<br>", "User"])
+    '<(?:br>|b>)|U(?:ser)'
+    """
+    rests: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):
+        rests.setdefault(text[:1], []).append(re.escape(text[1:]))
+    return "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in rests.items()) or r"(?!)"
 
 
 class Tokens:

@@ -560,9 +560,10 @@ class Turns:
         may_have_more = calls or place.silent  # the header of an empty answer may hold tokens, too
         end = facts.end_in(tail, may_have_more, plain)
         if end is not None:
-            own_words = self._tokens.special.sub("", tail[:end])
-            if not (facts.prompts or calls) and _SEVERAL_WORDS.search(own_words):  # the model may not write them
-                raise Refused("turn_end", f"the template writes words before the end of the turn: {own_words[:40]!r}")
+            if not (facts.prompts or calls):
+                own_words = self._tokens.special.sub("", tail[:end])
+                if _SEVERAL_WORDS.search(own_words):  # the model may not write them
+                    raise Refused("turn_end", f"the template writes words before the turn's end: {own_words[:40]!r}")
             at += end
             if not calls or plain != "":
                 return at
