@@ -29,7 +29,7 @@ from beam_prep.runners import plain_size
 from beam_prep.sample import Sample, draw, prepare, sample_of, with_roles_of_others
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.report import ConfigView
-from beam_prep.storage.files import total_size
+from beam_prep.storage.files import of_tables, total_size
 from beam_prep.storage.inputs import advice_on, check_heads, first_records
 from beam_prep.storage.output import Staging
 from beam_prep.storage.publish import EarlierOutput
@@ -88,7 +88,7 @@ class FirstRecords:
             )
         names = Counter("".join(split_name(file.path)[:2]) for file in self.inputs)
         twice = [f"{name} is read plain and compressed: leave out a copy" for name in names if names[name] > 1]
-        of_inputs, of_records = [*lacks, *twice], self.warnings()
+        of_inputs, of_records = [*lacks, *twice, *of_tables(self.inputs)], self.warnings()
         for warning in [f"warning: {each}" for each in of_inputs] + of_config:
             log.warning("%s", warning)
         for warning in of_records[:_SHOWN]:

@@ -148,12 +148,36 @@ def _files_of_folder(folder: str) -> list[str] | None:
     return [join(folder, name) for name in names]
 
 
+_LOGS = {"Delta": ("_delta_log", ".json"), "Iceberg": ("metadata", ".metadata.json")}
+"""Kind of a table of many files -> the folder of its log, and the ending of the log's files."""
+_REMOVED_ROWS = "whose files also hold removed rows: write its rows to a Parquet file first"
+
+
+def of_tables(files: Iterable[InputFile]) -> list[str]:
+    """A warning for each folder of Parquet files that belongs to a table of Delta or Iceberg."""
+    folders: dict[str, str] = {}
+    for file in files:
+        folder = os.path.dirname(file.place or file.path)
+        while "=" in os.path.basename(folder):  # of a partition
+            folder = os.path.dirname(folder)
+        if file.path.endswith(".parquet"):
+            folders.setdefault(folder, file.path)
+    found = []
+    for folder, path in folders.items():
+        for kind, (log, ending) in _LOGS.items():
+            root = folder if kind == "Delta" else os.path.dirname(folder)  # Iceberg has its files beside its log
+            if any(name.endswith(ending) for name in names_in(join(root, log))):
+                found.append(f"{path!r} belongs to a table of {kind}, {_REMOVED_ROWS}")
+    return found
+
+
 def _advice_on_folder(path: str, place: str) -> str:
     """The message for a local folder: what it is, and what to name in place of it."""
     for below in ("*", "*/*", "*/*/*"):
-        if glob.glob(below.removesuffix("*") + "_delta_log", root_dir=place):
-            what = f"{path!r} is a Delta table" if below == "*" else f"{path!r} holds Delta tables"
-            return f"{what}, whose files also hold removed rows: write its rows to a Parquet file first"
+        for kind, (log, ending) in _LOGS.items():
+            if glob.glob(f"{below.removesuffix('*')}{log}/*{ending}", root_dir=place):
+                what = f"{path!r} is a table of {kind}" if below == "*" else f"{path!r} holds tables of {kind}"
+                return f"{what}, {_REMOVED_ROWS}"
         found = glob.glob(below, root_dir=place)
         if names := [each for each in found if source_of(each).endings or ".jsonl" in each]:
             break

@@ -468,7 +468,5 @@ class Shard(beam.PTransform):
             merged = merge_shards(made.unsorted, made.groups, arranger, publisher)
             work = (work, merged.work) | "AllWork" >> beam.Flatten()
             plan = (plan, merged.plan) | "OnePlan" >> beam.Flatten()
-        written = (
-            work | "Spread" >> beam.Reshuffle() | "Write" >> beam.Map(write, arranger, publisher, self.progress)
-        )
+        written = work | "Spread" >> beam.Reshuffle() | "Write" >> beam.Map(write, arranger, publisher, self.progress)
         return plan | "Publish" >> beam.Map(publish, beam.pvalue.AsList(written), publisher)

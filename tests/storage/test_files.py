@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from beam_prep.errors import InputError
-from beam_prep.storage.files import input_at, list_inputs, write_file
+from beam_prep.storage.files import input_at, list_inputs, of_tables, write_file
 
 
 def listed(*patterns: object) -> list[str]:
@@ -99,6 +99,8 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
         ("year=2026/lang=en/part-0.snappy.parquet", "'table/*/*/*.parquet'"),
         ("_delta_log/0.json", None),
         ("events/_delta_log/0.json", None),
+        ("metadata/v1.metadata.json", None),
+        ("metadata/notes.jsonl", "'table/*/*.jsonl'"),
     ],
 )
 def test_what_is_advised_for_a_folder_names_its_files(
@@ -108,12 +110,34 @@ def test_what_is_advised_for_a_folder_names_its_files(
     made = Path("table") / file
     made.parent.mkdir(parents=True)
     made.write_bytes(b"PAR1")
-    holds = "is a Delta table" if file.startswith("_") else "holds Delta tables"
+    kind = "Iceberg" if "metadata" in file else "Delta"
+    holds = f"holds tables of {kind}" if file.startswith("events") else f"is a table of {kind}"
     says = f"is a directory: name its files, for instance {advised}" if advised else f"{holds}, whose files also hold"
     with pytest.raises(InputError, match=re.escape(f"'table' {says}")):
         list_inputs(["table"])
     if advised:
         assert [each.path for each in list_inputs([advised.strip("'")])] == [str(made)]
+
+
+@pytest.mark.parametrize(
+    ("file", "log", "kind"),
+    [
+        ("part-0.parquet", "_delta_log/0.json", "Delta"),
+        ("year=2026/lang=en/part-0.parquet", "_delta_log/0.json", "Delta"),
+        ("data/0.parquet", "metadata/v1.metadata.json", "Iceberg"),
+        ("data/year=2026/0.parquet", "metadata/v1.metadata.json", "Iceberg"),
+        ("data/0.parquet", "metadata/columns.json", None),
+        ("data/0.parquet", "_delta_log/0.json", None),
+        ("part-0.jsonl", "_delta_log/0.json", None),
+    ],
+)
+def test_parquet_files_of_a_table_with_a_log_are_told(tmp_path: Path, file: str, log: str, kind: str | None) -> None:
+    for name in (file, log):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"PAR1")
+    path = str(tmp_path / file)
+    says = f"{path!r} belongs to a table of {kind}, whose files also hold removed rows"
+    assert of_tables(list_inputs([path])) == ([f"{says}: write its rows to a Parquet file first"] if kind else [])
 
 
 def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
