@@ -13,7 +13,7 @@ import numpy as np
 from rich import filesize
 
 from beam_prep import recipe
-from beam_prep.audit import FIRST_CHECKS, findings
+from beam_prep.audit import FIRST_CHECKS, findings, unread_fields
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
@@ -93,6 +93,8 @@ class FirstRecords:
             log.warning("%s", warning)
         for warning in of_records[:_SHOWN]:
             log.warning("warning: %s", warning)
+        for line in unread_fields(self._samples):
+            log.info("%s", line)
         if of_records:
             more = f"{len(of_records) - _SHOWN} more are in run.json; " if len(of_records) > _SHOWN else ""
             log.info("%s`beam-prep audit` of these files, config and tokenizer shows records of each", more)

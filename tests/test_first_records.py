@@ -109,6 +109,14 @@ def test_a_run_says_it_at_its_start_and_in_run_json(
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told.removeprefix("warning: ")
 
 
+def test_a_run_says_which_fields_nothing_reads(run: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "beam_prep")
+    blocks = {"thinking_blocks": [{"thinking": "So."}]}
+    rows = [{**row, "id": 7, "messages": [message | blocks for message in row["messages"]]} for row in ROWS]
+    run(config(CHATML), rows)
+    assert "fields that nothing reads: 'id', 'messages[].thinking_blocks'" in caplog.messages
+
+
 def test_a_run_says_that_the_tokenizer_adds_the_eos_that_the_config_adds_too(
     run: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

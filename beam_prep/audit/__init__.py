@@ -118,10 +118,16 @@ def audit(
     return dict(zip(samples, map(Audit.of, with_roles_of_others([*samples.values()])), strict=True))
 
 
+def unread_fields(samples: Iterable[Sample]) -> list[str]:
+    """A line with the fields of records and messages that neither config nor template reads; [] without any."""
+    found = (name for each in samples for name in (*of_records.unread(each), *of_tokens.keys_not_written(each)))
+    names = [*dict.fromkeys(found)]
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return [f"fields that nothing reads: {', '.join(map(repr, names[:12]))}{more}"] if names else []
+
+
 def _notes(sample: Sample) -> Iterable[str]:
-    if names := [*of_records.unread(sample), *of_tokens.keys_not_written(sample)]:
-        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        yield f"fields that nothing reads: {', '.join(map(repr, names[:12]))}{more}"
+    yield from unread_fields([sample])
     for found in verdicts([record for _, _, record in sample.originals()], sample.config.field_use):
         if not found.bad:
             yield str(found)

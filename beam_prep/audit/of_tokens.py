@@ -9,6 +9,7 @@ import numpy as np
 from beam_prep.audit.of_records import SAID, Finding, Hits, messages_of, squeezed, texts_in
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
+from beam_prep.chat.messages import holds_objects
 from beam_prep.data.ragged import Array
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
@@ -64,7 +65,10 @@ def keys_not_written(sample: Sample) -> list[str]:
         own, told = originals[chat.part.number, chat.line].get("chat_template_kwargs") or {}, squeezed(text)
         keys = [(f"{chat.field}[].{key}", each[key]) for each in chat.messages for key in each if key not in SAID]
         keys += [(f"chat_template_kwargs.{key}", own[key]) for key in own]
-        words = [(name, each) for name, value in keys for each in texts_in(value) if " " in each]
+        # Single words are states or ids.
+        words = [
+            (name, each) for name, value in keys for each in texts_in(value) if " " in each or holds_objects(value)
+        ]
         found |= {name: None for name, each in words if squeezed(each) not in told}
     return [*found]
 

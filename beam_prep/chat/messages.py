@@ -378,9 +378,13 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield ("reasoning",)
     if message.get("function_call"):  # the template reads the old form
         yield ("function_call",)
-    if "content" not in message and not any(map(message.get, (*_BESIDE_CONTENT, "function_call"))):
-        # Of another API: `parts` of Gemini. Single words are states.
-        yield from ((key,) for key, value in message.items() if key not in _NAMES and len(str(value).split()) > 1)
+    if not has_words(content) and not any(map(message.get, (*_BESIDE_CONTENT, "function_call"))):
+        # Of another API: `parts` of Gemini, `toolInvocations` of Vercel's AI SDK. Single words are states.
+        others = [(key, value) for key, value in message.items() if key not in ("content", *_NAMES)]
+        is_absent = "content" not in message
+        yield from (
+            (key,) for key, value in others if holds_objects(value) or (is_absent and len(str(value).split()) > 1)
+        )
     for place, each in enumerate(message.get("tool_calls") or ()):
         key, function = f"tool_calls[{place}].", _function_of(each)
         name, arguments = function.get("name"), function.get("arguments")
@@ -404,6 +408,11 @@ def has_words(content: Any) -> bool:
     if isinstance(content, list):
         return any(has_words(text_of_part(part)) or _is_media(part) for part in content)
     return isinstance(content, str) and bool(content) and not content.isspace()
+
+
+def holds_objects(value: Any) -> bool:
+    """True for a list of objects."""
+    return type(value) is list and dict in map(type, value)
 
 
 def _is_media(part: Any) -> bool:

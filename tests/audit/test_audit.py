@@ -178,11 +178,15 @@ def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_p
 def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Path) -> None:
     config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
     plan = {"role": "assistant", "content": "At nine.", "plan": "Look at the clock", "again": ["At  nine."], "n": "x"}
+    plan["steps"] = [{"name": "look"}]
     said = {"messages": [{"role": "user", "content": "When?", "agent": "main"}, plan]}
     kwargs = {"instructions": "Be very brief.", "thinking": True}
     found = of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config)
-    assert found.notes == ("fields that nothing reads: 'messages[].plan', 'chat_template_kwargs.instructions'",)
-    template = "{{ instructions }}{% for m in messages %}{{ m.role ~ m.content ~ m.plan ~ eos_token }}{% endfor %}"
+    unread = "'messages[].plan', 'messages[].steps', 'chat_template_kwargs.instructions'"
+    assert found.notes == (f"fields that nothing reads: {unread}",)
+    template = (
+        "{{ instructions }}{% for m in messages %}{{ m.role ~ m.content ~ m.plan ~ m.steps ~ eos_token }}{% endfor %}"
+    )
     config["input"]["chat_template"] = template
     assert of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config).notes == ()
 

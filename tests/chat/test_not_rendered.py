@@ -85,6 +85,7 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
         (WHOLE, [ASKED, say("assistant", None, refusal="I won't.")], ("refusal", 1, "assistant")),
         (WHOLE, [ASKED, say("assistant", None, tool_plan="I look.", tool_calls=[CALL])], ("tool_plan", 1, "assistant")),
         (WHOLE, [{"role": "user", "parts": [{"text": "How far?"}]}, ANSWERED], ("parts", 0, "user")),
+        (WHOLE, [ASKED, say("assistant", "", toolInvocations=[{"toolName": "x"}])], ("toolInvocations", 1, "assistant")),
         (FLAT, [ASKED, called(tool_name="find", arguments={"a": 1})], ("tool_calls[0].tool_name", 1, "assistant")),
         (FLAT, [ASKED, called(name="find", args={"to": "Gent"}, id="a1")], ("tool_calls[0].args", 1, "assistant")),
         (NAMES, [ASKED, called(function="find", arguments={"a": 1})], ("tool_calls[0].arguments", 1, "assistant")),
@@ -100,6 +101,11 @@ def test_a_content_or_a_call_that_is_not_written_rejects_its_record(
     kept, counted = steps(source, {"messages": messages}, not_rendered="keep")
     assert isinstance(kept, list)
     assert counted["texts_not_written"] >= 1
+
+
+def test_lists_of_an_empty_message_that_hold_no_object_need_not_be_written() -> None:
+    record = {"messages": [ASKED, say("assistant", "", tags=["a b"], files=[], meta={"n": "a b"}), ANSWERED]}
+    assert steps(WHOLE, record)[0] == ["<|im_end|>", "Not far.<|im_end|>"]
 
 
 def test_a_call_of_another_api_is_taken_where_the_template_writes_it() -> None:
