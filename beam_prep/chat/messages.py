@@ -380,10 +380,10 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield ("function_call",)
     if not has_words(content) and not any(map(message.get, (*_BESIDE_CONTENT, "function_call"))):
         # Of another API: `parts` of Gemini, `toolInvocations` of Vercel's AI SDK. Single words are states.
-        others = [(key, value) for key, value in message.items() if key not in ("content", *_NAMES)]
+        rest = [(key, value) for key, value in message.items() if key not in ("content", *_NAMES)]
         is_absent = "content" not in message
         yield from (
-            (key,) for key, value in others if holds_objects(value) or (is_absent and len(str(value).split()) > 1)
+            (key,) for key, value in rest if holds_objects(value) or (is_absent and len(str(value).split()) > 1)
         )
     for place, each in enumerate(message.get("tool_calls") or ()):
         key, function = f"tool_calls[{place}].", _function_of(each)
