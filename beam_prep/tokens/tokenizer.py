@@ -316,7 +316,8 @@ class Tokenizer:
         found = np.zeros((2, len(spans)), np.int64)
         if not len(spans):
             return self.encode(texts, add_special_tokens), found
-        rows, strips = [], {number for number, token in self.added.items() if token.lstrip or token.rstrip}
+        rows, strips = [], {at for at, token in self.added.items() if token.lstrip or token.rstrip}
+        strips -= {at for at in strips if self.added[at].content.isspace()}  # their own text is white space, too
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         text = 0
         for chunk in chunks(texts):

@@ -125,6 +125,15 @@ def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
             assert list(range(first, last)) == overlap, (texts[place], start, stop)
 
 
+def test_a_token_of_white_space_that_takes_more_of_it_is_covered(tmp_path: Path) -> None:
+    folder = shutil.copytree(OURS, tmp_path / "made", ignore=shutil.ignore_patterns("beam_prep.json"))
+    source = json.loads((folder / "tokenizer.json").read_text())
+    source["added_tokens"].append({**source["added_tokens"][0], "id": 4096, "content": "\n\n", "lstrip": True})
+    (folder / "tokenizer.json").write_text(json.dumps(source))
+    ids, (first, last) = Tokenizer.load(folder).encode_spans(["a: \n\nb"], False, char_spans([(0, 3, 6)]))
+    assert ids.to_lists()[0][int(first[0]) : int(last[0])][0] == 4096
+
+
 def test_the_pieces_of_a_text_join_to_the_whole() -> None:
     tokenizer = load(shared("tokenizers", "t5-small"))
     for text in ("Hello, world!", "日本語 🧑‍🚀 é", "", " a  b", "x\n\ny"):
