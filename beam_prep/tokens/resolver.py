@@ -131,6 +131,12 @@ def _problems(path: str, found: Any) -> Iterator[str]:
                 "where transformers does not look: it writes nothing. Name it at the top of tokenizer_config.json, as "
                 f'"{name}": {json.dumps(token)}, or take it out of the template'
             )
+    for token in backend.get_added_tokens_decoder().values():
+        if token.normalized and backend.normalizer and not backend.normalizer.normalize_str(token.content):
+            yield (
+                f"its normalizer leaves nothing of the added token {token.content!r}, so the Rust library panics on "
+                "texts such as '\u00a3': set the token's `normalized` to false in tokenizer.json"
+            )
     if getattr(backend.model, "dropout", None):
         yield f"tokenizer.json has model.dropout {backend.model.dropout}, so a text would get other ids: set it to null"
     if not isinstance(found.model_max_length, int | float):

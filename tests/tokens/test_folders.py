@@ -209,6 +209,21 @@ def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: P
     assert tokenizer.encode(["Hello there"], True).to_lists()[0] == reference("Hello there")["input_ids"] != []
 
 
+def test_an_added_token_of_which_the_normaliser_leaves_nothing_is_an_error(tmp_path: Path) -> None:
+    """The Rust library would panic, with a traceback, on the first text that is not ASCII."""
+    folder = changed(tmp_path / "made")
+    source = json.loads((folder / "tokenizer.json").read_text())
+    source["normalizer"] = {"type": "Strip", "strip_left": False, "strip_right": True}
+    token = {**source["added_tokens"][0], "id": 4096, "content": "\n", "special": False}
+    for normalized in (True, False):
+        source["added_tokens"] = [*source["added_tokens"][:3], {**token, "normalized": normalized}]
+        (folder / "tokenizer.json").write_text(json.dumps(source))
+        if normalized:
+            with pytest.raises(TokenizerError, match=r"leaves nothing of the added token '\\n'"):
+                Tokenizer.load(folder)
+    assert Tokenizer.load(folder).encode(["\u00a3\n"], False).flat[-1] == 4096
+
+
 @pytest.mark.parametrize("rule", ["single_word", "split_special_tokens"])
 def test_an_eos_text_that_does_not_become_the_eos_token_is_an_error(rule: str, tmp_path: Path) -> None:
     folder = changed(tmp_path / "made", split_special_tokens=rule == "split_special_tokens")
