@@ -389,7 +389,10 @@ def values(array: pa.Array) -> list[Any]:
         extension = _EXTENSIONS.get(array.type.extension_name)
         return values(array.storage) if extension is None else extension(array)
     if types.is_dictionary(array.type):
-        return values(array.dictionary.take(array.indices))
+        words = array.dictionary
+        if types.is_string_view(words.type):  # as polars writes categories; Arrow takes no items of it
+            words = words.cast(pa.large_string())
+        return values(words.take(array.indices))
     write = next((write for write, tests in _WRITERS.items() if any(test(array.type) for test in tests)), None)
     if write is None:
         raise NoJSON(f"is of type {array.type}, which JSON does not have")

@@ -114,6 +114,10 @@ LARGE = pa.large_list(pa.struct([("content", pa.large_string()), ("n", pa.uint16
         (pa.array(["a", None], pa.string_view()), ["a", None]),
         (pa.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
         (
+            pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), pa.array(["a", "b"], pa.string_view())),
+            ["b", None, "a"],
+        ),
+        (
             pa.array([None, [{"content": "a"}, {"n": 1}]], LARGE),
             [None, [{"content": "a"}, {"n": 1}]],
         ),
