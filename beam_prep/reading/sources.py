@@ -48,7 +48,10 @@ GUESS_BYTES = 1024 * 1024
 """Most bytes that `guess` uses."""
 
 _BINARY = ("a binary file (compressed, an archive, of another program?)", "unpack it, or convert it first")
-_ARROW = "type in Python: from pyarrow import feather, parquet; parquet.write_table(feather.read_table(FILE), NEW)"
+_ARROW = (
+    "type in Python: from pyarrow import feather, ipc; table = feather.read_table(FILE); "
+    "made = ipc.new_stream('NEW.arrow', table.schema); made.write_table(table, 1024); made.close()"
+)
 _FIRST_BYTES = {
     b"ARROW1\0\0": ("an Arrow file (Feather)", _ARROW),
     b"version https://git-lfs": ("a Git LFS pointer, not the data", "in its folder, type: git lfs pull"),
