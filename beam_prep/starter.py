@@ -425,12 +425,15 @@ def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
     name, fields = shape.fields[0], [each for record in records for each in record.items()]
     texts = {each for each, text in fields if isinstance(text, str) and text.count(" ") > 1 and each != name}
     others = sorted(texts, key=lambda each: (each.lower() not in _PROMPTS, each))
-    if name.lower() not in _TEXTS and others:
+    asks = name.lower() in _PROMPTS
+    if asks or (name.lower() not in _TEXTS and others):
+        but = f"without {', '.join(map(repr, others[:_SAID]))}. If it answers one of them"
+        but = "though its name is a question's. If another field answers it" if asks else but
+        question, answer = (name, [*others, "..."][0]) if asks else (others[0], name)
         made.open.append(
-            f"{name!r}, the only long text, is trained as a document, without {', '.join(map(repr, others[:_SAID]))}. "
-            f'If it answers one of them, set "adapter": {{"name": "alpaca", "instruction": {json.dumps(others[0])}, '
-            f'"output": {json.dumps(name)}}}, the section {json.dumps(_section("messages", "$role"))} and '
-            '"mask": {"assistant": "train"}'
+            f"{name!r}, the only long text, is trained as a document, {but}, set "
+            f'"adapter": {{"name": "alpaca", "instruction": {json.dumps(question)}, "output": {json.dumps(answer)}}}, '
+            f'the section {json.dumps(_section("messages", "$role"))} and "mask": {{"assistant": "train"}}'
         )
     made.input["sections"] = [_section(name, "train", False)]
     made.preprocessing["truncation_mode"] = "chunk"

@@ -457,6 +457,16 @@ def test_a_document_by_guess_says_which_texts_stand_beside_it(start: Start) -> N
     assert '"instruction": "Frage", "output": "Antwort"' in reasons
 
 
+@pytest.mark.parametrize(
+    ("beside", "answer"),
+    [({"canonical_solution": "    return a + b\n"}, "canonical_solution"), ({"answers": []}, "...")],
+)
+def test_a_question_that_is_taken_for_a_document_is_told(beside: dict[str, Any], answer: str, start: Start) -> None:
+    told = start([{"prompt": "Write a function that adds two numbers. " * 4, **beside}])[2]
+    assert "'prompt', the only long text, is trained as a document, though its name is a question's. If" in told
+    assert f'"instruction": "prompt", "output": "{answer}"' in told
+
+
 def test_a_text_that_others_mostly_stand_beside_is_no_document_by_guess() -> None:
     long, short = ("USER: Where is it? ASSISTANT: At the market. " * 5, "You are helpful.")
     glaive = [{"system": system, "chat": long} for system in (long, long, short)]
