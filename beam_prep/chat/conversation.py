@@ -23,6 +23,7 @@ from beam_prep.chat.trace import SourceSpan
 from beam_prep.data.block import Reject
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Codes, Piece, Segment, weight_code
 from beam_prep.data.schema import PART_KINDS, MaskOptions, Output, Section, TurnsApart
+from beam_prep.hints import nearest
 from beam_prep.reading.adapters import CALLS, ROLES
 from beam_prep.reading.records import Record
 
@@ -206,7 +207,8 @@ class Conversations:
 
     def _instead(self, role: str, fields: str) -> str:
         name = role.lower().replace("-", "_")
-        known = {"developer": "system", "chatbot": "assistant", **ROLES, "function": role}.get(name, "user")
+        usual = {"developer": "system", "chatbot": "assistant", **ROLES, "function": role}
+        known = usual.get(name) or nearest(name, dict.fromkeys(ROLES.values())) or "user"
         if name in CALLS:
             return ", or its call in `tool_calls` of the assistant's message"
         if role == known or len(self._output.sections) > 1:

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from beam_prep.data.block import Reason, Reject, step
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError, UserFunctionError
-from beam_prep.hints import unknown_name
+from beam_prep.hints import nearest, unknown_name
 from beam_prep.reading.records import Record, Records, check_type, describe, parse_json
 
 
@@ -258,7 +258,8 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
     if roles is None:
         return {"role": name, "content": value, **rest}
     if name not in roles:
-        example = json.dumps({name[:40]: "assistant"}, ensure_ascii=False)
+        near = nearest(name, roles)
+        example = json.dumps({name[:40]: "assistant" if near is None else roles[near]}, ensure_ascii=False)
         raise Reject(
             "unknown_role",
             f"'{where}.from' is {name[:40]!r}, wanted one of {', '.join(roles)}: "

@@ -108,6 +108,13 @@ def test_lists_of_an_empty_message_that_hold_no_object_need_not_be_written() -> 
     assert steps(WHOLE, record)[0] == ["<|im_end|>", "Not far.<|im_end|>"]
 
 
+@pytest.mark.parametrize(("name", "role"), [("Assistant ", "assistant"), ("asistant", "assistant"), ("poet", "user")])
+def test_a_misspelt_role_is_renamed_to_what_is_meant(name: str, role: str) -> None:
+    known = "{% for m in messages if m.role in ['user', 'assistant'] %}" + HEADER + "{{ m.content }}" + END + PROMPT
+    (reason, said), _ = steps(known, {"messages": [ASKED, say(name, "Not far.")]})
+    assert (reason, f'"roles": {{"{name}": "{role}"}}' in said) == ("not_rendered", True)
+
+
 def test_a_call_of_another_api_is_taken_where_the_template_writes_it() -> None:
     whole = WHOLE.replace(CALLS, "{{ m.tool_calls | tojson if m.tool_calls else '' }}")
     for call in ({"tool_name": "find", "arguments": {}}, {"name": "find", "args": {"to": "Gent"}}):

@@ -64,6 +64,11 @@ class TestShareGPT:
             "messages": says(("bing", "x"), ("chatgpt", "y"))
         }
 
+    @pytest.mark.parametrize(("name", "role"), [("User", "user"), ("GPT", "assistant"), ("bing", "assistant")])
+    def test_an_unknown_name_is_mapped_to_what_is_meant(self, name: str, role: str) -> None:
+        reason, said = outcome(adapter("sharegpt"), {"conversations": talk((name, "x"))})
+        assert (reason, f'map it with "roles": {{"{name}": "{role}"}}' in said) == ("unknown_role", True)
+
     @pytest.mark.parametrize(
         ("system", "items", "wanted"),
         [
