@@ -276,10 +276,13 @@ def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
         made.open.append("no tokenizer was given: whether it has a chat template, and what it writes, is not known")
     elif tokenizer.id_of("eos_token") is None:
         made.open.append("the tokenizer has no EOS token, so nothing ends a text or an answer: name one in it")
-    for other, count in list(found.others.items())[:_SAID]:
+    read = PipelineConfig.model_validate(made.config).field_use.read
+    # Adapters leave messages as they are, and one of two sides of messages may be a text.
+    alike = "messages" if "adapter" in made.input else "preference" if shape.detail == "messages" else None
+    others = {each: count for each, count in found.others.items() if each.kind != alike or not read >= {*each.fields}}
+    for other, count in list(others.items())[:_SAID]:
         said = f"{count:,} of {found.looked_at:,} records have another shape: {other}"
         made.open.append(f"{said}. This config does not read them: give them a config and a run of their own")
-    read = PipelineConfig.model_validate(made.config).field_use.read
     for other, count in list(found.besides.items())[:_SAID]:
         if not set(other.fields) <= {*shape.fields, *read}:
             said = f"{count:,} records have {other}, too. That is not read"

@@ -467,6 +467,20 @@ def test_a_question_that_is_taken_for_a_document_is_told(beside: dict[str, Any],
     assert f'"instruction": "prompt", "output": "{answer}"' in told
 
 
+def test_records_of_another_shape_that_the_config_reads_are_not_told(start: Start) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
+    sides = {"chosen": messages[1:], "rejected": [{"role": "assistant", "content": "No."}]}
+    for most, few in (
+        ({"conversations": turns}, {"messages": messages}),
+        ({"conversations": turns}, {"conversations": messages}),
+        ({"prompt": messages[:1], **sides}, {"prompt": "Hi", "chosen": "Hello.", "rejected": "No."}),
+    ):
+        told = start([most] * 3 + [few], "--overwrite")[2]
+        assert "4 kept" in told
+        assert "another shape" not in told
+
+
 def test_a_text_that_others_mostly_stand_beside_is_no_document_by_guess() -> None:
     long, short = ("USER: Where is it? ASSISTANT: At the market. " * 5, "You are helpful.")
     glaive = [{"system": system, "chat": long} for system in (long, long, short)]
