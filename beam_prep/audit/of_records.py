@@ -249,7 +249,8 @@ def empty_turns(sample: Sample) -> Iterator[Finding]:
     hits, roles = Hits(sample, "messages"), Counter[str]()
     for chat, place, message in messages_of(sample):
         role = message.get("role")
-        said = has_words(message.get("content")) or any(map(message.get, SAID[1:]))
+        content = message.get("content")
+        said = not isinstance(content, str | list | None) or has_words(content) or any(map(message.get, SAID[1:]))
         said = said or ("content" not in message and len(texts_in(message)) > 1)
         if isinstance(role, str) and role not in ("system", "tool", "function") and not said:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({role}) is empty")

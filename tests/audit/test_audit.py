@@ -173,6 +173,9 @@ def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_p
     head = {"role": "system", "content": ""}
     assert "empty_turns" not in names(of_records(tmp_path, [{"messages": [head, asked, *silent]}], config))
     assert "empty_turns" in names(of_records(tmp_path, [{"messages": [asked, {**asked, "content": ""}]}], config))
+    of_another_type = {**asked, "role": "assistant", "content": {"thinking": "so", "answer": "Yes."}}
+    found = names(of_records(tmp_path, [{"messages": [asked, of_another_type]}], config))
+    assert ("empty_turns" in found, "rejected_wrong_type" in found) == (False, True)
 
 
 def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Path) -> None:
