@@ -158,7 +158,7 @@ _PARTS_OF_PROMPTS = {
     *("system", "system_prompt", "instruction", "instructions", "input", "context", "history", "question", "query"),
     *("prompt", "messages", "conversations", "conversation", "tools", "functions", "reasoning", "reasoning_content"),
     *("thinking", "completion", "response", "responses", "output", "answer", "chosen", "rejected", "text", "content"),
-    *("documents", "contexts", "passages"),
+    *("documents", "contexts", "passages", "cot", "complex_cot", "chain_of_thought", "rationale"),
 }
 """Fields that usually hold text of prompts or answers. Other fields (ids, sources, scores) are metadata."""
 

@@ -162,6 +162,12 @@ FAULTS: Sequence[Fault] = (
         lambda record: {**record, "documents": [{"title": "Post", "text": "It opened in the spring of 1911."}]},
         says="'documents'",
     ),
+    Fault(
+        "reasoning in a field of its own",
+        "field_not_read",
+        lambda record: {**record, "Complex_CoT": "The post office stands at the market, so I name it."},
+        says="'Complex_CoT'",
+    ),
     Fault("BOS twice", "double_bos", config=config(template="{{- bos_token -}}" + TEMPLATE), says='"bos"'),
     Fault("no BOS", "no_bos", config=templated("{{- bos_token -}}\n", ""), says='"bos": "tokenizer"'),
     Fault("no end token", "no_end", config=templated(END, "{{- '\\n' -}}\n")),
