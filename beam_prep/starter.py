@@ -430,9 +430,12 @@ def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
     others = sorted(texts, key=lambda each: (each.lower() not in _PROMPTS, each))
     asks = name.lower() in _PROMPTS
     if asks or (name.lower() not in _TEXTS and others):
-        but = f"without {', '.join(map(repr, others[:_SAID]))}. If it answers one of them"
-        but = "though its name is a question's. If another field answers it" if asks else but
-        question, answer = (name, [*others, "..."][0]) if asks else (others[0], name)
+        if asks:
+            question, answer = name, others[0] if others else "..."
+            but = "though its name is a question's. If another field answers it"
+        else:
+            question, answer = others[0], name
+            but = f"without {', '.join(map(repr, others[:_SAID]))}. If it answers one of them"
         made.open.append(
             f"{name!r}, the only long text, is trained as a document, {but}, set "
             f'"adapter": {{"name": "alpaca", "instruction": {json.dumps(question)}, "output": {json.dumps(answer)}}}, '

@@ -103,11 +103,7 @@ TRAINS: dict[str, Any] = {"mask": {"assistant": "train"}}
         (sections(CHAT), ROLES),
         (sections(CHAT, mask={"assistant": "last"}), None),
         (sections(CHAT, mask_default="train"), None),
-        (sections(PROMPT, TEXT), f"{NO_END}: put"),
-        (
-            sections(PROMPT, TEXT, preprocessing={"encode": "joint"}),
-            f"{NO_END}, unless the tokenizer adds it by itself",
-        ),
+        (sections(PROMPT, TEXT), NO_END),
         (sections(PROMPT, TEXT, preprocessing={"eos": "if_missing"}), None),
         (
             sections(TEXT, output={"storage_format": ["bin", "npy"], "columns": "labels"}),

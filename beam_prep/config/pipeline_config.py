@@ -205,14 +205,13 @@ class PipelineConfig(Strict):
         if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
             found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
         if self.preprocessing.eos == "never" and not self.input.tokenized:
-            # Apart, a tokenizer that ends texts by itself, as T5's, ends the first one.
-            unless = ", unless the tokenizer adds it by itself" if self.preprocessing.encode == "joint" else ""
             for each in self.outputs():
                 if each.kind == "ids" and not each.has_template and each.trains and len(each.sections) > 1:
                     fields = " and ".join(repr(section.field) for section in each.sections)
                     found.append(
-                        f"{each.name}: nothing separates the texts of {fields}, and no EOS ends them{unless}: put a "
-                        "separator into the data, and set preprocessing.eos to 'if_missing', so that the end is learned"
+                        f"{each.name}: nothing separates the texts of {fields}, and no EOS ends them, unless the "
+                        "tokenizer does: put a separator into the data, and set preprocessing.eos to 'if_missing', so "
+                        "that the end is learned"
                     )
         return found
 

@@ -76,8 +76,8 @@ _DOCUMENTS: dict[str, Callable[[list[Any]], int]] = {
 def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
     """(ids int32 [n], mask uint8 [n]) of a tokenised record; None if `input_ids` is absent or null.
 
-    The mask comes from `labels` (-100: not trained, otherwise the id itself, not shifted). Without labels, the mask is
-    1 where all given masks (`loss_mask`, `completion_mask`, `assistant_masks`) are 1; without masks, it is 1.
+    The mask is 1 where all given masks (`loss_mask`, `completion_mask`, `assistant_masks`) are 1, and the label in
+    `labels`, if there are some, is the id itself and not -100 (labels are not shifted). TRL's collator does the same.
 
     Args:
         record: the row.
@@ -90,9 +90,8 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
         return None
     check_type(record["input_ids"], list, "'input_ids'", "a list")
     length = len(record["input_ids"])
-    labelled = record.get("labels") is not None
-    names = ["attention_mask", *(() if labelled else _MASKS)]
-    masks = {name: _listed(record[name], name, _BITS, length) for name in names if record.get(name) is not None}
+    given = [name for name in ("attention_mask", *_MASKS) if record.get(name) is not None]
+    masks = {name: _listed(record[name], name, _BITS, length) for name in given}
     # Checked before the ids, because padding may have ids that the tokenizer lacks.
     if "attention_mask" in masks and not masks["attention_mask"].all():
         raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
@@ -100,15 +99,16 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
         if isinstance(said := record.get(name), list) and (count := documents(said)) > 1:
             raise Reject("packed", f"{name!r} says that the row holds {count} documents, wanted a row for each")
     ids = _listed(record["input_ids"], "input_ids", _ids(max_id))
-    if not labelled:
-        return ids, np.bitwise_and.reduce([np.ones(length, np.uint8), *masks.values()])
+    mask = np.bitwise_and.reduce([np.ones(length, np.uint8), *masks.values()])
+    if record.get("labels") is None:
+        return ids, mask
     kind = _Kind(f"an id, or {IGNORE_INDEX}", (int,), IGNORE_INDEX, max_id, "int32", "labels_differ")
     labels = _listed(record["labels"], "labels", kind, length)
     trained = labels != IGNORE_INDEX
     for place in np.flatnonzero(trained & (labels != ids))[:1]:
         found = f"'labels[{place}]' is {labels[place]} where the id is {ids[place]}"
         raise Reject("labels_differ", f"{found}, wanted that id or {IGNORE_INDEX} (labels that are not shifted)")
-    return ids, trained.astype(np.uint8)
+    return ids, mask & trained
 
 
 def token_weights(record: Record, name: str, length: int) -> Array:

@@ -219,8 +219,7 @@ class TestTokenized:
         [
             ({"input_ids": [5, 0, 2**31 - 1]}, [1, 1, 1]),
             ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [0, 1, 0]),
-            ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, 7]}, [1, 1, 1]),
-            ({"input_ids": [5, 6], "loss_mask": ["x"], "labels": [5, -100]}, [1, 0]),  # masks are not read then
+            ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, -100]}, [0, 1, 0]),
             ({"input_ids": [], "labels": []}, []),
         ],
     )
