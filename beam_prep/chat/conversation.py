@@ -186,6 +186,8 @@ class Conversations:
             index, key = lost
             if first and index < first:  # tools come before all messages
                 continue
+            if key == "content" and _is_inline_alone(chat.messages[index]):
+                continue  # `_count` counts it
             if is_optional(lost):
                 self.counted[f"{key}_not_written"] += 1
             elif self._chat_format.rules.not_rendered == "keep":
@@ -389,6 +391,12 @@ def inline_reasoning(message: Mapping[str, Any]) -> int:
         return 0
     found = _INLINE.match(content)
     return found.end() if found else 0
+
+
+def _is_inline_alone(message: Message) -> bool:
+    """True if a content is nothing but reasoning."""
+    inline = inline_reasoning(message)
+    return inline > 0 and not message["content"][inline:].strip()
 
 
 def without_history_reasoning(messages: Sequence[Message]) -> tuple[list[Message], int]:

@@ -177,6 +177,17 @@ def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], co
     ]
 
 
+@pytest.mark.parametrize("behind", ["", "\n\n"])
+@pytest.mark.parametrize(("calls", "trained"), [([CALL], 'find {"to": "Gent"}<|im_end|>'), ([], "<|im_end|>")])
+def test_a_content_that_is_only_reasoning_is_counted_as_reasoning(calls: Any, trained: str, behind: str) -> None:
+    source = WITHOUT_INLINE.replace("split('</think>')[-1]", "split('</think>')[-1].strip()")
+    inline = say("assistant", "<think>so</think>" + behind, tool_calls=calls)
+    for rule in ("reject", "keep"):
+        messages = [ASKED, inline, ASKED, ANSWERED]
+        found = steps(source, {"messages": messages}, not_rendered=rule)
+        assert found == ([trained, "Not far.<|im_end|>"], {"reasoning_not_written": 1})
+
+
 def test_the_plain_way_misses_the_same_texts() -> None:
     for source, message in ((FIRST_PART, say("assistant", PARTS)), (WHOLE, say("assistant", None, refusal="I won't."))):
         template = ChatTemplate(source, {"eos_token": "<|im_end|>"}, ["<|im_end|>"])
