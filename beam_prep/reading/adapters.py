@@ -291,7 +291,9 @@ def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[st
     if not isinstance(system, str | list) or not messages or any(each.get("role") == "system" for each in messages):
         return messages
     del record["system"]
-    if not system or (isinstance(system, str) and system.isspace()):
+    parts = [system] if isinstance(system, str) else system
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if all(isinstance(text, str) and not text.strip() for text in texts):
         return messages
     return [{"role": "system", "content": system}, *messages]
 

@@ -18,6 +18,7 @@ from beam_prep.shards.report import ConfigView
 from tests.conftest import shared
 
 Row = dict[str, Any]
+_BLANK: list[Any] = ["", " ", [], [""], [{"type": "text", "text": "\n"}]]
 
 
 def rows(path: Path) -> list[Row]:
@@ -74,7 +75,7 @@ class TestShareGPT:
         [
             ("Be kind.", talk(("human", "x")), {"messages": says(("system", "Be kind."), ("user", "x"))}),
             ("a", talk(("system", "b")), {"system": "a", "messages": says(("system", "b"))}),
-            ([], talk(("human", "x")), {"messages": says(("user", "x"))}),
+            *((blank, talk(("human", "x")), {"messages": says(("user", "x"))}) for blank in _BLANK),
         ],
     )
     def test_system_field(self, system: Any, items: list[Row], wanted: Row) -> None:
