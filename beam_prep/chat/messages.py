@@ -45,6 +45,7 @@ def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
 def is_legacy(message: Message) -> bool:
     """True for a call or a result in the form that OpenAI's API had before `tool_calls`, the role `tool` and ids."""
     without_id = any(not each.get("id") for each in message.get("tool_calls") or ())
+    without_id |= message["role"] == "tool" and not message.get("tool_call_id")
     return message["role"] == "function" or bool(message.get("function_call")) or without_id
 
 
@@ -206,8 +207,8 @@ class Forms:
         """The messages with each `function_call` as `tool_calls`, each `function` result as a `tool` result, and ids.
 
         A message stays in the old form if the template reads only that form. A call whose id the template refuses, or
-        misses, gets another, which goes to its result: that of the same id, else the next of the same name, or of any.
-        Also returns the number of these calls.
+        misses, gets another. A result gets the id of its call: that of the same id, else the next of the same name, or
+        of any. Also returns the number of changed calls.
         """
         make, fits = self._ids
         made, waiting, count, changed = [], list[tuple[Any, str, str]](), 0, 0
@@ -225,8 +226,9 @@ class Forms:
                 if fitting not in (None, own):
                     # The id comes first, as OpenAI's API writes it, and in place of a null.
                     each = {"id": fitting, **each} | {"id": fitting}
-                    waiting.append((own, name, fitting))
                     changed += 1
+                if fitting:
+                    waiting.append((own, name, fitting))
                 done.append(each)
                 count += 1
             message = {**message, "tool_calls": done} if done else message

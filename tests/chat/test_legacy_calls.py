@@ -86,6 +86,18 @@ def test_ids_that_a_template_refuses_are_replaced_in_call_and_result(
     assert re.findall("## (.*?)<", text) == wanted[::-1]
 
 
+@pytest.mark.parametrize("source", [KIMI, NINE, NAMED])
+def test_a_result_without_an_id_gets_that_of_its_call(source: str) -> None:
+    ids = ["functions.get_tide:0", "functions.go:1"] if source == KIMI else ["a1b2c3d4e", "a1b2c3d4f"]
+    functions = (CALL, {"name": "go", "arguments": "{}"})
+    calls = [{"id": own, "function": each} for own, each in zip(ids, functions, strict=True)]
+    for results, wanted in (([{"name": "go"}, {}], ids[::-1]), ([{}, {"tool_call_id": ids[1]}], ids)):
+        given = [{"role": "tool", "content": "x", **each} for each in results]
+        asked = [OLD[0], {"role": "assistant", "content": "", "tool_calls": calls}, *given, OLD[3]]
+        text, _ = outcome(source, asked, controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
+        assert re.findall("## (.*?)<", text) == wanted
+
+
 def test_a_template_that_reads_the_old_form_gets_it() -> None:
     source = CHATML.replace(
         "{{ m.content }}", "{{ m.content }}{% if m.function_call %}!{{ m.function_call }}{% endif %}"
