@@ -73,7 +73,7 @@ _IDS = (
     # Without nine letters and digits Mistral's templates raise.
     _Ids(lambda name, place: f"call{place + 1:05}", lambda name, own: len(own) == 9 and own.isalnum()),
     # Kimi's templates write the function only in the id.
-    _Ids(lambda name, place: f"functions.{name}:{place}", lambda name, own: name in own),
+    _Ids(lambda name, place: f"functions.{name}:{place}", lambda name, own: own.startswith(f"functions.{name}:")),
 )
 
 

@@ -68,7 +68,7 @@ NINE = KIMI.replace(
     ("source", "ids", "wanted"),
     [
         (KIMI, ["call_xYz", "call_aBc"], ["functions.get_tide:0", "functions.go:1"]),
-        (KIMI, ["functions.get_tide:7", "call_aBc"], ["functions.get_tide:7", "functions.go:1"]),
+        (KIMI, ["functions.get_tide:7", "call_go"], ["functions.get_tide:7", "functions.go:1"]),
         (NINE, ["call_xYz", "call_aBc"], ["call00001", "call00002"]),
         (NINE, ["a1b2c3d4e", "call_aBc"], ["a1b2c3d4e", "call00002"]),
         (NAMED, ["call_xYz", "call_aBc"], ["call_xYz", "call_aBc"]),
