@@ -372,9 +372,10 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
     )
     if len(texts) > 1:
         yield from ((f"content[{place}]",) for place in texts)
-    elif has_words(content):
-        yield CONTENT
-    yield from ((key,) for key in OTHER_CONTENTS if has_words(message.get(key)))
+    contents = (*CONTENT, *OTHER_CONTENTS)[len(texts) > 1 :]
+    said = {key: message[key] for key in contents if has_words(message.get(key))}
+    for key, text in said.items():  # the same text may stand under several keys
+        yield key, *(other for other in said if said[other] == text)
     thoughts = [*map(message.get, REASONING_FIELDS), *(filter(is_thought, content) if type(content) is list else ())]
     if any(is_thought(each) or has_words(each) for each in thoughts):
         yield ("reasoning",)

@@ -177,6 +177,14 @@ def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], co
     ]
 
 
+@pytest.mark.parametrize("key", ["tool_plan", "refusal"])
+def test_a_text_under_two_keys_is_written_once(key: str) -> None:
+    other = WHOLE.replace("m.content or ''", f"m.{key} if m.role == 'assistant' else m.content")
+    for source in (WHOLE, other):
+        found, _ = steps(source, {"messages": [ASKED, {**CALLED, key: "Look:"}]})
+        assert found == ['Look:find {"to": "Gent"}<|im_end|>']
+
+
 @pytest.mark.parametrize("behind", ["", "\n\n"])
 @pytest.mark.parametrize(("calls", "trained"), [([CALL], 'find {"to": "Gent"}<|im_end|>'), ([], "<|im_end|>")])
 def test_a_content_that_is_only_reasoning_is_counted_as_reasoning(calls: Any, trained: str, behind: str) -> None:
