@@ -31,7 +31,12 @@ TALKS: dict[str, list[dict[str, Any]]] = {
     "system": [say("system", "Be kind."), say("user"), say("assistant", "Hello!")],
     "roles in a wrong order": [say("assistant"), say("assistant"), say("user"), say("user")],
     "unknown role": [say("user"), say("narrator", "Meanwhile.")],
-    "tool call": [say("user"), say("assistant", "", tool_calls=[TOOL_CALL]), say("tool", '{"n": 1}'), say("assistant")],
+    "tool call": [
+        say("user"),
+        say("assistant", "", tool_calls=[TOOL_CALL]),
+        say("tool", '{"n": 1}', tool_call_id="c1"),
+        say("assistant"),
+    ],
     "two tool calls without content": [say("user"), say("assistant", None, tool_calls=[TOOL_CALL, TOOL_CALL])],
     "tool call in text": [say("user"), say("assistant", "", tool_calls=[TEXT_CALL])],
     "content null": [say("user", None), say("assistant", None)],
