@@ -22,9 +22,12 @@ _BESIDE_CONTENT = _REASONING | {"tool_calls", *OTHER_CONTENTS}
 
 
 def for_template(message: Message) -> Message:
-    """A message as transformers gives it to a template: without null keys, reasoning under each of its names."""
-    if None in message.values():
-        message = {key: value for key, value in message.items() if value is not None}
+    """A message as transformers gives it to a template: without null keys, reasoning under each of its names.
+
+    An empty list of calls is left out, too: vLLM and LangChain write it, and templates take it for calls.
+    """
+    if None in message.values() or message.get("tool_calls") == []:
+        message = {key: value for key, value in message.items() if value is not None and (value or key != "tool_calls")}
     if _REASONING.isdisjoint(message):
         return message
     reasoning = next(message[key] for key in REASONING_FIELDS if key in message)

@@ -116,6 +116,11 @@ def test_no_arguments_are_an_empty_object(given: Any) -> None:
     assert prepared(TAKES["objects, by key"], called(given))[0].endswith("assistant\ngo <|im_end|>\n")
 
 
+def test_an_empty_list_of_calls_is_no_call() -> None:
+    source = TAKES["both"].replace("m.content or ''", "m.content if m.tool_calls is not defined else 'calls'")
+    assert prepared(source, [ASKED, say("assistant", "Far.", tool_calls=[])])[0].endswith("assistant\nFar.<|im_end|>\n")
+
+
 def test_calls_without_a_function_around_them_and_without_arguments() -> None:
     flat = "{% for m in messages %}" + HEADER + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
     flat += "{% set f = c.function or c %}{{ f.name }} {{ f.arguments | tojson }}{% endfor %}" + END + PROMPT
