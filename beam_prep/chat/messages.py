@@ -99,6 +99,7 @@ class Forms:
         self._shown = shown
         self.parts: dict[str, bool | None] = {}
         self.objects: bool | None = None
+        self._changes_arguments = tool_arguments != "as_is"
         for role in ("system", "developer", "user", "assistant"):
             self.parts[role] = self._takes_parts(role)
         self.parts["calls"] = self.parts["assistant"]
@@ -197,7 +198,7 @@ class Forms:
             message = self._with_content(message)
             if self.thinks and has_words(message.get("reasoning_content")):
                 message = _with_thought(message)
-            if calls and self.objects is not None and isinstance(calls, list):
+            if calls and self._changes_arguments and isinstance(calls, list):
                 done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]
                 changed_here = sum(map(operator.is_not, done, calls))
                 if changed_here:
@@ -290,9 +291,11 @@ class Forms:
         holder: Any = given.get("function", given) if isinstance(given, dict) else None
         arguments = holder.get("arguments") if isinstance(holder, dict) else None
         made: Any = None
-        if self.objects and isinstance(arguments, str):
+        if isinstance(holder, dict) and _lacks_arguments(holder):
+            made = {} if self.objects else "{}"
+        elif self.objects and isinstance(arguments, str):
             made = _object(arguments, where)
-        elif not self.objects and isinstance(arguments, dict):
+        elif self.objects is False and isinstance(arguments, dict):
             made = json.dumps(arguments, ensure_ascii=False)
         if made is None:
             return given
@@ -313,11 +316,19 @@ def _with_thought(message: Message) -> Message:
     return {**rest, "content": [thought, *behind]}
 
 
+def _lacks_arguments(function: dict[str, Any]) -> bool:
+    """True for empty or null arguments, and for a call that is nothing but a name. Others have them under other keys."""
+    arguments = function.get("arguments")
+    if "arguments" not in function:
+        return "name" in function and {*function} <= {"name", "id", "type"}
+    return arguments is None or (isinstance(arguments, str) and not arguments.strip())
+
+
 def _object(arguments: str, where: str) -> dict[str, Any]:
-    """Arguments of a call, parsed from a string. An empty string is {}."""
+    """Arguments of a call, parsed from a string."""
     found, why = None, ""
     try:
-        found = parse_json(arguments.encode(errors="surrogatepass"), float) if arguments.strip() else {}
+        found = parse_json(arguments.encode(errors="surrogatepass"), float)
     except Reject as reject:
         why = f" ({reject.message})"
     if not isinstance(found, dict):

@@ -110,10 +110,15 @@ def test_arguments_that_are_no_object_are_rejected_where_one_is_taken(given: str
     assert prepared(TAKES["both"], called(given))[0] != "bad_arguments"
 
 
-@pytest.mark.parametrize("given", ["", " ", "{}", {}])
+@pytest.mark.parametrize("given", ["", " ", "{}", {}, None, ...])
 def test_no_arguments_are_an_empty_object(given: Any) -> None:
-    assert prepared(TAKES["objects, as JSON"], called(given))[0].endswith("go {}<|im_end|>\n")
-    assert prepared(TAKES["objects, by key"], called(given))[0].endswith("assistant\ngo <|im_end|>\n")
+    asked = called(given)
+    if given is ...:
+        del asked[1]["tool_calls"][0]["function"]["arguments"]
+    assert prepared(TAKES["objects, as JSON"], asked)[0].endswith("go {}<|im_end|>\n")
+    assert prepared(TAKES["objects, by key"], asked)[0].endswith("assistant\ngo <|im_end|>\n")
+    assert prepared(TAKES["strings"], asked)[0].endswith("go {}!<|im_end|>\n")
+    assert prepared(TAKES["both"], asked)[0].endswith("go {}<|im_end|>\n")
 
 
 def test_an_empty_list_of_calls_is_no_call() -> None:
