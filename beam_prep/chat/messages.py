@@ -317,7 +317,7 @@ def _with_thought(message: Message) -> Message:
 
 
 def _lacks_arguments(function: dict[str, Any]) -> bool:
-    """True for empty or null arguments, and for a call that is nothing but a name. Others have them under other keys."""
+    """True for empty or null arguments, and for a call that is only a name. Others may have them under other keys."""
     arguments = function.get("arguments")
     if "arguments" not in function:
         return "name" in function and {*function} <= {"name", "id", "type"}
