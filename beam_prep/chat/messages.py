@@ -384,10 +384,10 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
     texts = (
         [place for place, part in enumerate(content) if has_words(text_of_part(part))] if type(content) is list else []
     )
+    said = {key: message[key] for key in (*CONTENT, *OTHER_CONTENTS) if has_words(message.get(key))}
     if len(texts) > 1:
+        said.pop("content")
         yield from ((f"content[{place}]",) for place in texts)
-    contents = (*CONTENT, *OTHER_CONTENTS)[len(texts) > 1 :]
-    said = {key: message[key] for key in contents if has_words(message.get(key))}
     for key, text in said.items():  # the same text may stand under several keys
         yield key, *(other for other in said if said[other] == text)
     thoughts = [*map(message.get, REASONING_FIELDS), *(filter(is_thought, content) if type(content) is list else ())]
@@ -428,7 +428,9 @@ def has_words(content: Any) -> bool:
 
 
 def holds_objects(value: Any) -> bool:
-    """True for a list of objects."""
+    """True for a list of objects, also within an object."""
+    if type(value) is dict:
+        return any(map(holds_objects, value.values()))
     return type(value) is list and dict in map(type, value)
 
 

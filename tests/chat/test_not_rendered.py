@@ -85,6 +85,7 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
         (WHOLE, [ASKED, say("assistant", None, refusal="I won't.")], ("refusal", 1, "assistant")),
         (WHOLE, [ASKED, say("assistant", None, tool_plan="I look.", tool_calls=[CALL])], ("tool_plan", 1, "assistant")),
         (WHOLE, [{"role": "user", "parts": [{"text": "How far?"}]}, ANSWERED], ("parts", 0, "user")),
+        (WHOLE, [ASKED, say("assistant", "", additional={"calls": [{"name": "x"}]})], ("additional", 1, "assistant")),
         (WHOLE, [ASKED, say("assistant", "", toolInvocations=[{"name": "x"}])], ("toolInvocations", 1, "assistant")),
         (FLAT, [ASKED, called(tool_name="find", arguments={"a": 1})], ("tool_calls[0].tool_name", 1, "assistant")),
         (FLAT, [ASKED, called(name="find", args={"to": "Gent"}, id="a1")], ("tool_calls[0].args", 1, "assistant")),
