@@ -96,29 +96,32 @@ def with_reasoning(message: Message, where: str) -> Message:
         Reject: `unsupported_part`: a template could not tell to which text the reasoning belongs.
     """
     content: Any = message.get("content")
-    thoughts = [*map(_thought, content)] if type(content) is list else []
-    if not any(thoughts):
+    if type(content) is not list or all(_thought(part) is None for part in content):
         return message
-    count = len([*itertools.takewhile(bool, thoughts)])
-    if message["role"] != "assistant" or any(thoughts[count:]) or any(map(message.get, REASONING_FIELDS)):
+    parts = [part for part in content if _thought(part) != ""]  # Claude's API leaves reasoning empty on request
+    thoughts = [*map(_thought, parts)]
+    alone = None if message.get("tool_calls") else ""  # as OpenAI's API writes calls
+    if not any(thoughts):
+        return {**message, "content": parts or alone}
+    head = [*itertools.takewhile(bool, thoughts)]
+    if message["role"] != "assistant" or any(thoughts[len(head) :]) or any(map(message.get, REASONING_FIELDS)):
         wanted = "wanted it before the texts of an assistant's message, and in no other field"
         raise Reject("unsupported_part", f"'{where}.content' has parts of reasoning, {wanted}")
     rest = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
-    alone = None if message.get("tool_calls") else ""  # as OpenAI's API writes calls
-    return {**rest, "content": content[count:] or alone, "reasoning_content": "".join(thoughts)}
+    return {**rest, "content": parts[len(head) :] or alone, "reasoning_content": "".join(filter(None, head))}
 
 
 _THOUGHTS = ("thinking", "reasoning")
 
 
-def _thought(part: Any) -> str:
-    """The reasoning of a part; "" if it is another part, or says more. Mistral writes it as a list of text parts."""
+def _thought(part: Any) -> str | None:
+    """The reasoning of a part; None if it is another part, or says more. Mistral writes it as a list of text parts."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _THOUGHTS:
-        return ""
+        return None
     said = [part[key] for key in (kind, "text") if part.get(key)]
     texts = [*map(text_of_part, said[0] if said and isinstance(said[0], list) else said)]
-    return "".join(texts) if len(said) == 1 and all(texts) else ""
+    return "".join(texts) if len(said) < 2 and all(texts) else None
 
 
 def variables_of(record: Record) -> dict[str, Any]:
@@ -183,7 +186,7 @@ def _check_tool_calls(calls: Any, where: str) -> None:
 
 
 def _check_part(part: Any, where: str) -> None:
-    if isinstance(part, str) or _thought(part):
+    if isinstance(part, str) or _thought(part) is not None:
         return
     if not isinstance(part, dict):
         raise Reject("unsupported_part", f"'{where}' is {describe(part)}, wanted a text part")
