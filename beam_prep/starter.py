@@ -579,7 +579,8 @@ def start(
         if file.exists() and not overwrite:
             raise OutputError(f"{file} is there already: pass --overwrite to replace it, or choose another -o")
     files = list_inputs(list(inputs))
-    if {str(file.resolve()) for file in (target, reasons)} & {os.path.realpath(file.path) for file in files}:
+    read = {os.path.realpath(file.path) for file in files}
+    if not read.isdisjoint(str(file.resolve()) for file in (target, reasons)):
         raise OutputError(f"-o is {target}, and that is an input: choose another -o")
     drawn = draw(files, RECORDS)
     records = [record for block in drawn.blocks for record in block.rows]

@@ -251,7 +251,7 @@ class Conversations:
         if not cut:
             return [*segments]
         return [
-            each._replace(start=max(each.start - cut, 0), stop=max(each.stop - cut, 0)) if each[:2] != WHOLE else each
+            each if each[:2] == WHOLE else each._replace(start=max(each.start - cut, 0), stop=max(each.stop - cut, 0))
             for each in segments
         ]
 

@@ -427,8 +427,9 @@ class Turns:
             begin, until: where the history goes on behind them, and where the header ends at the latest.
         """
         tokens, text = self._tokens, self._text
-        prompt, had, rest = header.text[header.closing :].strip(), header.text[:done], header.text[done:].lstrip()
-        left, had_of_prompt = "".join(rest.split()), had[header.closing :].strip()
+        prompt, rest = header.text[header.closing :].strip(), header.text[done:].lstrip()
+        had_of_prompt = header.text[header.closing : done].strip()
+        left = "".join(rest.split())
         instead = text[begin : place.begin].strip()
         stands_behind = prompt in text[begin : min(place.before, len(text))] or left in instead
         repeated = any(left in each for each in self._between_repeated(place.begin, place.end))

@@ -274,9 +274,9 @@ def varints(values: Array) -> tuple[bytes, Array]:
     # Column i holds byte i of each varint. Only the bytes up to the varint's size are returned.
     found = np.empty((len(rest), int(sizes.max(initial=1))), np.uint8)
     for place in range(found.shape[1]):
-        found[:, place] = (rest >> np.uint64(7 * place)).astype(np.uint8) & 127 | (sizes > place + 1).view(
-            np.uint8
-        ) << 7
+        bits = (rest >> np.uint64(7 * place)).astype(np.uint8) & 127
+        more = (sizes > place + 1).view(np.uint8)
+        found[:, place] = bits | more << 7
     return found[np.arange(found.shape[1]) < sizes[:, None]].tobytes(), sizes
 
 

@@ -219,7 +219,8 @@ def _number(value: Any, kind: MetadataType) -> float:
         Reject: the value is no number, or the type does not hold it.
     """
     is_bool = kind == "bool"
-    if not (type(value) in (int, float) or (is_bool and type(value) is bool)) or (is_bool and value not in (0, 1)):
+    is_number = type(value) in (int, float) or (is_bool and type(value) is bool)
+    if not is_number or (is_bool and value not in (0, 1)):
         found = "absent or null" if value is None else describe(value)
         raise Reject("keep_fields", f"{found}, wanted {'true or false' if is_bool else f'a number ({kind})'}")
     is_float = kind.startswith("float")

@@ -337,7 +337,8 @@ def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> t
     place = int(np.searchsorted(copies.line, drop.line))
     if place == len(copies) or copies.line[place] != drop.line:
         return None
-    block = int(np.flatnonzero((receipts.file == copies.file[place]) & (receipts.start == copies.start[place]))[0])
+    is_its = (receipts.file == copies.file[place]) & (receipts.start == copies.start[place])
+    block = int(np.flatnonzero(is_its)[0])
     line = int(before[block] + copies.kept_line[place]) + 1
     offset = int(receipts.first_byte[block] + copies.offset[place])
     return receipts.paths[block], offset, line

@@ -439,7 +439,8 @@ def endless_roles(
         ends: ids of tokens that may end a turn, if only blanks stand behind them in the turn.
         decode: ids -> text.
     """
-    found, known, wanted = dict[str, list[int]](), set[str](), np.array(sorted(ends), np.int64)
+    found, known = dict[str, list[int]](), set[str]()
+    wanted = np.array(sorted(ends), np.int64)
     for batch, output in ((each, output) for each in batches for output in each.outputs):
         if output.mask_name is None or output.name not in batch.segments:
             continue
