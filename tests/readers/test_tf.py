@@ -10,10 +10,9 @@ import pytest
 import beam_prep as bp
 from tests.readers.conftest import IDS, MASK, documents
 
-tf = pytest.importorskip("tensorflow")
-
 
 def test_rows_and_signature(output: Callable[..., Path]) -> None:
+    tf = pytest.importorskip("tensorflow")  # not at the top: its import takes seconds, in each process of the tests
     dataset = bp.open(output([IDS, MASK], {"a": [documents([3, 0, 2]), documents([4])]}))
     every: list[Any] = [dataset, dataset[::-1], dataset.packed(8)]
     for rows in every:
