@@ -20,6 +20,7 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,8 +167,7 @@ def install(python: str, *arguments: str, complete: bool = True) -> None:
         arguments: of `uv pip install`.
         complete: it is an error if one of the packages needs another one, or another version.
     """
-    # No cache: the wheels would lie on the disk beside what they hold.
-    _call(sys.executable, "-m", "uv", "pip", "install", "--no-cache", "--python", python, *arguments)
+    _call(sys.executable, "-m", "uv", "pip", "install", "--python", python, *arguments)
     if complete:
         _call(sys.executable, "-m", "uv", "pip", "check", "--python", python)
 
@@ -226,14 +226,15 @@ def main(names: Sequence[str]) -> int:
         print(f"no part {', '.join(sorted(unknown))}; there are {', '.join(parts())}", file=sys.stderr)
         return 2
     failed = False
-    for name in names or parts():
-        print(f"{_folder(name)}: ", end="", flush=True)
-        try:
-            done = build(name, parts()[name])
-        except BuildError as error:
-            failed, done = True, f"FAILED: {error}"
-        print(done, flush=True)
-        failed |= bool(names) and done.startswith("LEFT OUT")
+    with ThreadPoolExecutor() as pool:  # one waits for the network while another compiles
+        started = {name: pool.submit(build, name, parts()[name]) for name in names or parts()}
+        for name, building in started.items():
+            try:
+                done = building.result()
+            except BuildError as error:
+                failed, done = True, f"FAILED: {error}"
+            print(f"{_folder(name)}: {done}", flush=True)
+            failed |= bool(names) and done.startswith("LEFT OUT")
     return int(failed)
 
 

@@ -1,11 +1,13 @@
 """What every engine test shares: where the built engines lie, what happens where one cannot be, one Flink cluster."""
 
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import filelock
 import pytest
 
 if TYPE_CHECKING:
@@ -68,8 +70,14 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def built_image(tmp_path_factory: pytest.TempPathFactory) -> "Image":
-    """The Dataflow image, built without Docker; a minute and a half, most of it pip's."""
+def built_image(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> "Image":
+    """The Dataflow image, built without Docker, once for all processes: a minute and a half, most of it pip's."""
     from tests.engines import image
 
-    return image.build(tmp_path_factory.mktemp("image"), IMAGE=image.NAME)
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "image"
+    with filelock.FileLock(f"{folder}.lock"):
+        made = folder / "made"
+        if not made.exists():
+            made.write_bytes(pickle.dumps(image.build(folder, IMAGE=image.NAME)))
+        return pickle.loads(made.read_bytes())
