@@ -52,10 +52,10 @@ test-nightly: $(VENV)/.installed
 
 # Kills, full disks, I/O errors: some, drawn by the commit. `make faults` tries them at every change of a file (an hour).
 test-faults: engines
-	@$(BIN)/python -m pytest -n auto $(or $(TESTS),tests/faults)
+	@$(BIN)/python -m pytest -n auto --dist loadgroup $(or $(TESTS),tests/faults)
 
 faults: engines
-	@FAULTS=all $(BIN)/python -m pytest -n auto tests/faults
+	@FAULTS=all $(BIN)/python -m pytest -n auto --dist loadgroup tests/faults
 
 # 200 nightly refreshes, a third of them killed, into docs/soak.md (half an hour each).
 SEED ?= 16

@@ -74,7 +74,12 @@ def digest(output: Path) -> str:
     return hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in data)).hexdigest()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.fixture(scope="module", params=CONFIGS)
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the module: the tests of a config follow each other, so that one process runs it for all of them."""
+    return str(request.param)
+
+
 def test_the_bytes_are_those_of_earlier_versions(output: Outputs, name: str) -> None:
     """A change of these digests is a change of every user's data: it belongs into CHANGELOG.md, with the reason."""
     assert digest(Path(output(name).path)) == json.loads(DIGESTS.read_text())[name]
@@ -92,7 +97,6 @@ def test_every_config_is_here() -> None:
     assert {path.stem for path in (ROOT / "configs").glob("*.json")} == CONFIGS.keys()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
 def test_config_runs_on_its_sample(name: str, output: Outputs) -> None:
     columns = CONFIGS[name][1]
     config = bp.PipelineConfig.from_json(ROOT / "configs" / f"{name}.json")

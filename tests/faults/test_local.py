@@ -125,7 +125,7 @@ class Case:
 
 
 CASES = [
-    (runner, output, fault)
+    pytest.param(runner, output, fault, marks=pytest.mark.xdist_group(f"{runner}, {output}"))  # they share a Case
     for runner in RUNNERS
     for output in OUTPUTS
     for fault in get_args(Fault)
