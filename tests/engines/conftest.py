@@ -39,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents and item.path.name != "test_storage.py":
             on_flink = "flink" in getattr(item, "fixturenames", ())
             item.add_marker(pytest.mark.xdist_group("flink" if on_flink else item.path.stem))
+    # Last, so that one process need not wait while another builds it.
+    items.sort(key=lambda item: "built_image" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
