@@ -167,7 +167,8 @@ def install(python: str, *arguments: str, complete: bool = True) -> None:
         arguments: of `uv pip install`.
         complete: it is an error if one of the packages needs another one, or another version.
     """
-    _call(sys.executable, "-m", "uv", "pip", "install", "--python", python, *arguments)
+    # No cache: the wheels would lie on the disk beside what they hold.
+    _call(sys.executable, "-m", "uv", "pip", "install", "--no-cache", "--python", python, *arguments)
     if complete:
         _call(sys.executable, "-m", "uv", "pip", "check", "--python", python)
 
