@@ -154,6 +154,8 @@ class Forms:
         )
         objects = "sentinelvalue" in as_object and "'sentinelkey'" not in as_object
         strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
+        if objects and as_object != as_string:
+            return True  # Gemma 4 takes strings, too, and writes them as they are in its own braces
         return None if objects == strings else objects
 
     def _filling(self) -> dict[str, Any]:

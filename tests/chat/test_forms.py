@@ -25,6 +25,9 @@ TAKES = {
     "objects, by key": calling("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"),
     "strings": calling("{{ c.function.arguments + '!' }}"),
     "both": calling("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"),
+    "both, otherwise": calling(
+        "{% set a = c.function.arguments %}{{ a if a is string else a.items() | map('join', '=') | join }};"
+    ),
 }
 GIVEN: dict[str, Any] = {"object": {"to": "Gent"}, "string": '{"to": "Gent"}'}
 BY_KEY, AS_JSON, QUOTED = "to=Gent;", '{"to": "Gent"}', '"{\\"to\\": \\"Gent\\"}"'
@@ -81,6 +84,8 @@ def test_a_template_that_takes_the_null_content_of_a_call_gets_it() -> None:
         ("strings", "object", "string", AS_JSON + "!", 1),
         ("both", "object", "auto", AS_JSON, 0),
         ("both", "string", "object", AS_JSON, 1),
+        ("both, otherwise", "string", "auto", BY_KEY, 1),
+        ("both, otherwise", "object", "auto", BY_KEY, 0),
     ],
 )
 def test_arguments_are_given_as_the_template_takes_them(
@@ -119,6 +124,7 @@ def test_no_arguments_are_an_empty_object(given: Any) -> None:
     assert prepared(TAKES["objects, by key"], asked)[0].endswith("assistant\ngo <|im_end|>\n")
     assert prepared(TAKES["strings"], asked)[0].endswith("go {}!<|im_end|>\n")
     assert prepared(TAKES["both"], asked)[0].endswith("go {}<|im_end|>\n")
+    assert prepared(TAKES["both, otherwise"], asked)[0].endswith("go ;<|im_end|>\n")
 
 
 def test_an_empty_list_of_calls_is_no_call() -> None:
