@@ -119,9 +119,10 @@ def _thought(part: Any) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _THOUGHTS:
         return None
-    said = [part[key] for key in (kind, "text") if part.get(key)]
+    given = [part[key] for key in (kind, "text") if part.get(key) is not None]
+    said = [each for each in given if each not in ("", [])]
     texts = [*map(text_of_part, said[0] if said and isinstance(said[0], list) else said)]
-    return "".join(texts) if len(said) < 2 and all(texts) else None
+    return "".join(texts) if given and len(said) < 2 and all(texts) else None
 
 
 def variables_of(record: Record) -> dict[str, Any]:

@@ -281,12 +281,13 @@ def test_reasoning_in_another_place_is_rejected(message: dict[str, Any]) -> None
     [
         {"type": "thinking", "thinking": "A map.", "text": "A globe."},
         {"type": "thinking", "thinking": [{"type": "text", "text": "A map."}, {"type": "reference", "id": 1}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "A map."}]},
     ],
 )
 def test_a_part_of_reasoning_that_says_more_than_a_text_is_rejected(part: dict[str, Any]) -> None:
     reason, said = prepared(THINKS_IN_A_PART, [ASKED, say("assistant", [part, {"type": "text", "text": "Far."}])])
     assert reason == "unsupported_part"
-    assert "'messages[1].content[0]' is of type 'thinking', wanted one text in it" in said
+    assert f"'messages[1].content[0]' is of type {part['type']!r}, wanted one text in it" in said
 
 
 def test_arguments_of_a_template_that_writes_calls_only_with_a_null_content_get_their_form() -> None:
