@@ -214,11 +214,13 @@ class Forms:
 
         A message stays in the old form if the template reads only that form. A call whose id the template refuses, or
         misses, gets another. A result gets the id of its call: that of the same id, else the next of the same name, or
-        of any. Also returns the number of changed calls.
+        of any, and not one of an earlier question if it can be another. Also returns the number of changed calls.
         """
         make, fits = self._ids
-        made, waiting, count, changed = [], list[tuple[Any, str, str]](), 0, 0
+        made, waiting = [], list[tuple[int, Any, str, str]]()
+        count, changed, questions = 0, 0, 0
         for message in messages:
+            questions += message["role"] == "user"
             if self._takes_calls and message.get("function_call"):
                 rest = {key: value for key, value in message.items() if key != "function_call"}
                 new = {"type": "function", "function": message["function_call"]}
@@ -234,17 +236,18 @@ class Forms:
                     each = {"id": fitting, **each} | {"id": fitting}
                     changed += 1
                 if fitting:
-                    waiting.append((own, name, fitting))
+                    waiting.append((-questions, own, name, fitting))
                 done.append(each)
                 count += 1
             message = {**message, "tool_calls": done} if done else message
             if waiting and message["role"] == "tool":
                 given = message.get("tool_call_id") or None
-                mine = [each for each in waiting if given in (None, each[0])]
+                mine = [each for each in waiting if given in (None, each[1])]
+                mine.sort(key=operator.itemgetter(0))  # those of the last question first
                 if mine:
-                    found = next((each for each in mine if each[1] == message.get("name")), mine[0])
+                    found = next((each for each in mine if each[2] == message.get("name")), mine[0])
                     waiting.remove(found)
-                    message = {**message, "tool_call_id": found[2]}
+                    message = {**message, "tool_call_id": found[3]}
             made.append(message)
         return made, changed
 

@@ -98,6 +98,16 @@ def test_a_result_without_an_id_gets_that_of_its_call(source: str) -> None:
         assert re.findall("## (.*?)<", text) == wanted
 
 
+def test_a_result_without_an_id_is_not_that_of_an_earlier_question() -> None:
+    asked: list[dict[str, Any]] = []
+    for own, name in (("functions.go:0", "go"), ("functions.go:1", "get_tide"), ("functions.go:2", "go")):
+        call = {"id": own, "function": {"name": name, "arguments": "{}"}}
+        asked += [OLD[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    results = [{"role": "tool", "content": "x"}, {"role": "tool", "content": "x", "name": "get_tide"}]
+    text, _ = outcome(NAMED, [*asked, *results, OLD[3]], controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
+    assert re.findall("## (.*?)<", text) == ["functions.go:2", "functions.go:1"]
+
+
 def test_a_template_that_reads_the_old_form_gets_it() -> None:
     source = CHATML.replace(
         "{{ m.content }}", "{{ m.content }}{% if m.function_call %}!{{ m.function_call }}{% endif %}"
