@@ -322,11 +322,12 @@ def _with_thought(message: Message) -> Message:
 
 
 def _lacks_arguments(function: dict[str, Any]) -> bool:
-    """True for empty or null arguments, and for a call that is only a name. Others may have them under other keys."""
+    """True for empty arguments, and for a call that is only a name. Others may have them under other keys."""
     arguments = function.get("arguments")
-    if "arguments" not in function:
-        return "name" in function and {*function} <= {"name", "id", "type"}
-    return arguments is None or (isinstance(arguments, str) and not arguments.strip())
+    if arguments is None:
+        given = {key for key, value in function.items() if value is not None}
+        return "name" in given and given <= {"name", "id", "type"}
+    return isinstance(arguments, str) and not arguments.strip()
 
 
 def _object(arguments: str, where: str) -> dict[str, Any]:
@@ -414,7 +415,7 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
             yield (f"{key}name", f"{key}id") if str(name) in str(each.get("id")) else (f"{key}name",)
         if arguments and arguments != "{}":
             yield (f"{key}arguments",)
-        if not name or "arguments" not in function:
+        if not name or arguments is None:
             # Of another API: `args` of LangChain, `tool_name` of Llama Stack, `custom` of OpenAI. A template that
             # writes the whole call writes, by its origin, the key that is not there, too.
             absent = f"{key}arguments" if name else f"{key}name"

@@ -89,6 +89,7 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
         (WHOLE, [ASKED, say("assistant", "", toolInvocations=[{"name": "x"}])], ("toolInvocations", 1, "assistant")),
         (FLAT, [ASKED, called(tool_name="find", arguments={"a": 1})], ("tool_calls[0].tool_name", 1, "assistant")),
         (FLAT, [ASKED, called(name="find", args={"to": "Gent"}, id="a1")], ("tool_calls[0].args", 1, "assistant")),
+        (FLAT, [ASKED, called(name="find", arguments=None, args={"a": 1})], ("tool_calls[0].args", 1, "assistant")),
         (NAMES, [ASKED, called(function="find", arguments={"a": 1})], ("tool_calls[0].arguments", 1, "assistant")),
         (FLAT, [ASKED, called(type="custom", custom={"name": "find"})], ("tool_calls[0].custom", 1, "assistant")),
     ],
