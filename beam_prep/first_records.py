@@ -18,7 +18,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.rendered import Rendered
-from beam_prep.errors import InputError, RunError, StorageError
+from beam_prep.errors import InputError, RunError
 from beam_prep.formats.cached_block import encode_block
 from beam_prep.hints import counted
 from beam_prep.reading.not_text import fields_of_files
@@ -88,7 +88,7 @@ class FirstRecords:
             )
         names = Counter("".join(split_name(file.path)[:2]) for file in self.inputs)
         twice = [f"{name} is read plain and compressed: leave out a copy" for name in names if names[name] > 1]
-        of_inputs, of_records = [*lacks, *twice, *_tables(self.inputs)], self.warnings()
+        of_inputs, of_records = [*lacks, *twice, *of_tables(self.inputs)], self.warnings()
         for warning in [f"warning: {each}" for each in of_inputs] + of_config:
             log.warning("%s", warning)
         for warning in of_records[:_SHOWN]:
@@ -200,14 +200,6 @@ class FirstRecords:
         for file in self.inputs:
             files.setdefault(file.group or 0, []).append(file)
         return [(part, files[group]) for group, part in enumerate(self.config.parts())]
-
-
-def _tables(files: Sequence[InputFile]) -> list[str]:
-    """`of_tables`; [] if what stands beside the files must not be listed: to read them needs no such right."""
-    try:
-        return of_tables(files)
-    except (OSError, StorageError):
-        return []
 
 
 def _texts(block: Rendered) -> list[str]:

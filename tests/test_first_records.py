@@ -11,7 +11,6 @@ import pytest
 import beam_prep as bp
 from beam_prep.audit.of_tokens import roles_without_end
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import StorageError
 from beam_prep.sample import sample_of
 from tests.conftest import ROOT, shared
 
@@ -116,17 +115,6 @@ def test_a_run_says_which_fields_nothing_reads(run: Callable[..., Any], caplog: 
     rows = [{**row, "id": 7, "messages": [message | blocks for message in row["messages"]]} for row in ROWS]
     run(config(CHATML), rows)
     assert "fields that nothing reads: 'id', 'messages[].thinking_blocks'" in caplog.messages
-
-
-def test_a_run_needs_no_right_to_list_what_stands_beside_its_inputs(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(_: object) -> list[str]:
-        raise StorageError("s3://data/metadata/: the store refuses")
-
-    monkeypatch.setattr("beam_prep.first_records.of_tables", refused)
-    run(config(CHATML), ROWS)
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"] == []
 
 
 def test_a_run_says_that_the_tokenizer_adds_the_eos_that_the_config_adds_too(

@@ -403,11 +403,11 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield ("function_call",)
     if not has_words(content) and not any(map(message.get, (*_BESIDE_CONTENT, "function_call"))):
         # Of another API: `parts` of Gemini, `toolInvocations` of Vercel's AI SDK. Single words are states.
-        rest = [(key, value) for key, value in message.items() if key not in ("content", *_NAMES)]
-        is_absent = "content" not in message
-        yield from (
-            (key,) for key, value in rest if holds_objects(value) or (is_absent and len(str(value).split()) > 1)
-        )
+        rest = {key: value for key, value in message.items() if key not in ("content", *_NAMES)}
+        if "content" not in message:
+            yield from ((key,) for key, value in rest.items() if len(str(value).split()) > 1)
+        elif message["role"] == "assistant":
+            yield from ((key,) for key, value in rest.items() if holds_objects(value))
     for place, each in enumerate(message.get("tool_calls") or ()):
         key, function = f"tool_calls[{place}].", _function_of(each)
         name, arguments = function.get("name"), function.get("arguments")

@@ -154,7 +154,7 @@ _REMOVED_ROWS = "whose files also hold removed rows: write its rows to a Parquet
 
 
 def of_tables(files: Iterable[InputFile]) -> list[str]:
-    """A warning for each folder of Parquet files that belongs to a table of Delta or Iceberg."""
+    """A warning for each folder of Parquet files of a Delta or Iceberg table, if its log can be listed."""
     folders: dict[str, str] = {}
     for file in files:
         folder = os.path.dirname(file.place or file.path)
@@ -165,9 +165,13 @@ def of_tables(files: Iterable[InputFile]) -> list[str]:
     found = []
     for folder, path in folders.items():
         for kind, (log, ending) in _LOGS.items():
-            root = folder if kind == "Delta" else os.path.dirname(folder)  # Iceberg has its files beside its log
-            if any(name.endswith(ending) for name in names_in(join(root, log))):
-                found.append(f"{path!r} belongs to a table of {kind}, {_REMOVED_ROWS}")
+            root, name = os.path.split(folder)
+            if kind == "Iceberg" and name != "data":
+                continue
+            with suppress(OSError, StorageError):  # to read the files needs no right to list others
+                logs = names_in(join(root if kind == "Iceberg" else folder, log))
+                if any(each.endswith(ending) for each in logs):
+                    found.append(f"{path!r} belongs to a table of {kind}, {_REMOVED_ROWS}")
     return found
 
 

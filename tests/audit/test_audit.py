@@ -180,7 +180,13 @@ def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_p
 
 def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Path) -> None:
     config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
-    plan = {"role": "assistant", "content": "At nine.", "plan": "Look at the clock", "again": ["At  nine."], "n": "x"}
+    plan: dict[str, Any] = {
+        "role": "assistant",
+        "content": "At nine.",
+        "plan": "Look at the clock",
+        "again": ["At  nine."],
+        "n": "x",
+    }
     plan["steps"] = [{"name": "look"}]
     said = {"messages": [{"role": "user", "content": "When?", "agent": "main"}, plan]}
     kwargs = {"instructions": "Be very brief.", "thinking": True}

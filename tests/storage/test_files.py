@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_prep.errors import InputError
+from beam_prep.errors import InputError, StorageError
 from beam_prep.storage.files import input_at, list_inputs, of_tables, write_file
 
 
@@ -138,6 +138,17 @@ def test_parquet_files_of_a_table_with_a_log_are_told(tmp_path: Path, file: str,
     path = str(tmp_path / file)
     says = f"{path!r} belongs to a table of {kind}, whose files also hold removed rows"
     assert of_tables(list_inputs([path])) == ([f"{says}: write its rows to a Parquet file first"] if kind else [])
+
+
+def test_no_right_to_list_what_stands_beside_parquet_files_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: str) -> set[str]:
+        raise StorageError(f"{folder}: the store refuses")
+
+    (tmp_path / "0.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr("beam_prep.storage.files.names_in", refused)
+    assert of_tables(list_inputs([tmp_path / "0.parquet"])) == []
 
 
 def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
