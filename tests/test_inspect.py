@@ -259,8 +259,9 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out == (
         f"{source}: rows, as {INSTRUCTION} makes them; nothing is written\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
-        "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them: put a "
-        "separator into the data, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
+        "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them, unless "
+        "the tokenizer does: put a separator into the data, and set preprocessing.eos to 'if_missing', so that the end "
+        "is learned\n"
         "what is trained is between ⟦ and ⟧\n\n"
         f"━━ {source}, line 3 · {row}"
         f"━━ {source}, line 6 · {row}"
