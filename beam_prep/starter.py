@@ -299,9 +299,8 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
     items = (item for record in records for item in record.get(name) or () if isinstance(item, dict))
     roles = dict(Counter(str(item.get(key)) for item in items).most_common())
     renamed = any(near_name(role, dict.fromkeys(ROLES.values())) not in (None, role) for role in roles)
-    beside = (
-        _has_texts(records, "system", str | list) and roles.keys() <= ROLES.keys()
-    )  # Anthropic's may be a list of parts
+    # Anthropic's may be a list of parts.
+    beside = _has_texts(records, "system", str | list) and roles.keys() <= ROLES.keys()
     if shape.kind == "sharegpt" or beside or (renamed and "assistant" not in roles):
         roles = _sharegpt(name, roles, made)  # which puts `system` among the messages, too
         name = "messages"

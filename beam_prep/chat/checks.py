@@ -99,16 +99,16 @@ def with_reasoning(message: Message, where: str) -> Message:
     if type(content) is not list or all(_thought(part) is None for part in content):
         return message
     parts = [part for part in content if _thought(part) != ""]  # Claude's API leaves reasoning empty on request
-    thoughts = [*map(_thought, parts)]
+    thoughts = [_thought(part) or "" for part in parts]
     alone = None if message.get("tool_calls") else ""  # as OpenAI's API writes calls
     if not any(thoughts):
         return {**message, "content": parts or alone}
-    head = [*itertools.takewhile(bool, thoughts)]
-    if message["role"] != "assistant" or any(thoughts[len(head) :]) or any(map(message.get, REASONING_FIELDS)):
+    count = len([*itertools.takewhile(bool, thoughts)])
+    if message["role"] != "assistant" or any(thoughts[count:]) or any(map(message.get, REASONING_FIELDS)):
         wanted = "wanted it before the texts of an assistant's message, and in no other field"
         raise Reject("unsupported_part", f"'{where}.content' has parts of reasoning, {wanted}")
     rest = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
-    return {**rest, "content": parts[len(head) :] or alone, "reasoning_content": "".join(filter(None, head))}
+    return {**rest, "content": parts[count:] or alone, "reasoning_content": "".join(thoughts)}
 
 
 _THOUGHTS = ("thinking", "reasoning")

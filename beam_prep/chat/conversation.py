@@ -210,7 +210,7 @@ class Conversations:
     def _instead(self, role: str, fields: str) -> str:
         name = role.lower().replace("-", "_")
         usual = {"developer": "system", "chatbot": "assistant", **ROLES, "function": role}
-        known = usual.get(name) or nearest(name, dict.fromkeys(ROLES.values())) or "user"
+        known = usual.get(name) or nearest(name, ROLES.values()) or "user"
         if name in CALLS:
             return ", or its call in `tool_calls` of the assistant's message"
         if role == known or len(self._output.sections) > 1:

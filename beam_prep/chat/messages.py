@@ -434,10 +434,9 @@ def has_words(content: Any) -> bool:
 
 
 def holds_objects(value: Any) -> bool:
-    """True for a list of objects, also within an object."""
-    if type(value) is dict:
-        return any(map(holds_objects, value.values()))
-    return type(value) is list and dict in map(type, value)
+    """True for a list of objects, and for an object that has one."""
+    values = value.values() if type(value) is dict else (value,)
+    return any(type(each) is list and dict in map(type, each) for each in values)
 
 
 def _is_media(part: Any) -> bool:

@@ -154,13 +154,13 @@ _REMOVED_ROWS = "whose files also hold removed rows: write its rows to a Parquet
 
 
 def of_tables(files: Iterable[InputFile]) -> list[str]:
-    """A warning for each folder of Parquet files of a Delta or Iceberg table, if its log can be listed."""
+    """A warning for each folder of a Delta or Iceberg table, if its log can be listed."""
     folders: dict[str, str] = {}
     for file in files:
-        folder = os.path.dirname(file.place or file.path)
-        while "=" in os.path.basename(folder):  # of a partition
-            folder = os.path.dirname(folder)
-        if file.path.endswith(".parquet"):
+        if source_of(file.path).by_row:
+            folder = os.path.dirname(file.place or file.path)
+            while "=" in os.path.basename(folder):  # of a partition
+                folder = os.path.dirname(folder)
             folders.setdefault(folder, file.path)
     found = []
     for folder, path in folders.items():
