@@ -175,8 +175,9 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
     # of its results, or a whole message in the next header.
     mine = [k for k in orders if segments[k].owner == index] or orders
     filled = [k for k in mine if segments[k].end > segments[k].begin] or mine[:1]
-    if len(mine) == len(orders) and segments[mine[0]].owner == index and filled[-1] - filled[0] < len(filled):
-        return _place_of(rendering, filled, index)  # all in one place
+    in_one_place = filled[-1] - filled[0] < len(filled)
+    if in_one_place and len(mine) == len(orders) and segments[mine[0]].owner == index:
+        return _place_of(rendering, filled, index)
     apart, goes_on = "", []
     if len(mine) < len(orders):
         here = {key for k in mine for key in segments[k].keys}

@@ -161,7 +161,8 @@ class RolloutFields:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "RolloutFields":
         """Makes it from `input.rollouts` of a config."""
-        return cls(**{**given, "values": (*given["values"].items(),), "texts": (*given["texts"].items(),)})
+        pairs = {name: tuple(given[name].items()) for name in ("values", "texts")}
+        return cls(**{**given, **pairs})
 
     @property
     def columns(self) -> dict[Column, str]:
