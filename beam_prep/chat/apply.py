@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -246,98 +247,118 @@ def apply_template(
         RunError: all are compared and one differs, or the texts are much larger than the block.
     """
     with without_collector():
-        rendered = _rendered(records, outputs, chat_format, domain_key, compared)
+        rendered = _BlockRenderer(records, outputs, chat_format, domain_key, compared).rendered()
         if rendered.made.get(DIFFERENT):
             made = rendered.made
-            rendered = _rendered(records, outputs, replace(chat_format, plain=True), domain_key)
+            rendered = _BlockRenderer(records, outputs, replace(chat_format, plain=True), domain_key, 0).rendered()
             rendered.made = {**made, "blocks_rendered_plainly": 1}
     return rendered
 
 
-def _rendered(
-    records: Records,
-    outputs: Sequence[Output],
-    chat_format: ChatFormat,
-    domain_key: str | None,
-    compared: int | None = 0,
-) -> Rendered:
-    roles: Codes[str] = {}
-    collectors: list[Any] = [
-        ValueCollector(output) if output.kind == "value" else TextCollector(output, chat_format, roles)
-        for output in outputs
-    ]
-    conversations = [each.conversations for each in collectors if each.conversations]
-    size = len(records) if compared is None else compared
-    sampled = frozenset(sample(records.origin.digest, len(records), size).tolist() if conversations and size else ())
-    weighted = any(output.weights_name is not None for output in outputs)
-    sides = sides_of(outputs, chat_format.rules.implicit_prompt)
-    kept, numbers, domain, weights = list[int](), list[int](), list[str](), list[float]()
-    sections = [section for output in outputs for section in output.sections]
-    chats = [*dict.fromkeys(section.field for section in sections if section.template is not None)]
-    read = [
-        *dict.fromkeys(section.field for section in sections),
-        *_READ,
-        *([] if domain_key is None else [domain_key]),
-    ]
-    beyond = lines_beyond_json(records.ledger)
-    counters: dict[str, dict[int, int]] = {}
-    characters, ledger = 0, records.ledger.copy()
-    for place, (line, record) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
-        for conversation in conversations:
-            conversation.begin(place in sampled)
-        try:
-            for name in chats:
-                if (messages := message_list(record.get(name), name)) is not None:
-                    record = {**record, name: messages}
-            seen, dropped = text_only(record, outputs, chat_format.rules.not_text)
-            if line in beyond:
-                check_values(seen, read)  # the bytes of dropped images do not count
-            weight = record_weight(record) if weighted else 1.0
-            named = record_domain(record, domain_key)
-            for each in sides:
-                seen = with_prompt(seen, each)
-            rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]
-            if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
-                raise RunError(
-                    f"--check full: {records.place(line)} is not what transformers gives: the rendering differs from "
-                    "the template's plain one, or its turns from renderings of prefixes; run without it, and tell us"
-                )
-            if not all(_check(outputs, row, collectors) for row in rows):
-                ledger.drop(line, "empty")
-                continue
-        except Reject as reject:
-            ledger.reject(line, reject.reason, reject.message)
-            continue
-        except MemoryError:
-            found = f"there is not enough memory to render {records.place(line)}"
-            raise RunError(f"{found}: leave that record out") from None
-        for output, each, made in zip(outputs, collectors, zip(*rows, strict=True), strict=True):
+class _BlockRenderer:
+    """Renders the records of a block, one after the other. For arguments see `apply_template`."""
+
+    def __init__(
+        self,
+        records: Records,
+        outputs: Sequence[Output],
+        chat_format: ChatFormat,
+        domain_key: str | None,
+        compared: int | None,
+    ) -> None:
+        self._records, self._outputs, self._chat_format = records, outputs, chat_format
+        self._domain_key, self._compares_all = domain_key, compared is None
+        roles: Codes[str] = {}
+        self._collectors: list[Any] = [
+            ValueCollector(output) if output.kind == "value" else TextCollector(output, chat_format, roles)
+            for output in outputs
+        ]
+        self._conversations = [each.conversations for each in self._collectors if each.conversations]
+        size = (len(records) if compared is None else compared) if self._conversations else 0
+        self._compared = frozenset(sample(records.origin.digest, len(records), size).tolist() if size else ())
+        self._weighted = any(output.weights_name is not None for output in outputs)
+        self._sides = sides_of(outputs, chat_format.rules.implicit_prompt)
+        sections = [section for output in outputs for section in output.sections]
+        self._chats = dict.fromkeys(section.field for section in sections if section.template is not None)
+        domain_keys = [] if domain_key is None else [domain_key]
+        self._read = dict.fromkeys([*(section.field for section in sections), *_READ, *domain_keys])
+        self._beyond = lines_beyond_json(records.ledger)
+        # Of each row: its line, its number within the record, its domain, the record's weight.
+        self._lines, self._numbers, self._domains, self._weights = list[int](), list[int](), list[str](), list[float]()
+        self._counters: dict[str, dict[int, int]] = {}  # name -> row -> count
+        self._characters = 0
+
+    def rendered(self) -> Rendered:
+        """The rows of all records. Raises `RunError`: see `apply_template`."""
+        records = self._records
+        ledger = records.ledger.copy()
+        for place, (line, record) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
+            try:
+                if not self._add(place, line, record):
+                    ledger.drop(line, "empty")
+            except Reject as reject:
+                ledger.reject(line, reject.reason, reject.message)
+            except MemoryError:
+                found = f"there is not enough memory to render {records.place(line)}"
+                raise RunError(f"{found}: leave that record out") from None
+        lines, outputs = np.asarray(self._lines, np.int32), tuple(self._outputs)
+        rendered = Rendered(records.origin, ledger, lines, records.receipt, outputs, self._domains)
+        rendered.made = dict(sum([each.made for each in self._conversations], Counter(records.made)))
+        if self._chat_format.rules.turns is not None:
+            rendered.row = np.array(self._numbers, np.int32)
+        rendered.weights = np.array(self._weights) if self._weighted else None
+        for name, counts in self._counters.items():
+            rendered.counters[name] = np.zeros(len(lines), np.int64)
+            rendered.counters[name][[*counts]] = [*counts.values()]
+        for output, each in zip(outputs, self._collectors, strict=True):
+            target: dict[str, Any] = rendered.values if output.kind == "value" else rendered.pieces
+            target[output.name] = each.build()
+        return rendered
+
+    def _add(self, place: int, line: int, record: Record) -> bool:
+        """Renders a record, and keeps its rows. False: it gives no text."""
+        for name in self._chats:
+            if (messages := message_list(record.get(name), name)) is not None:
+                record = {**record, name: messages}
+        seen, dropped = text_only(record, self._outputs, self._chat_format.rules.not_text)
+        if line in self._beyond:
+            check_values(seen, self._read)  # the bytes of dropped images do not count
+        weight = record_weight(record) if self._weighted else 1.0
+        domain = record_domain(record, self._domain_key)
+        for each in self._sides:
+            seen = with_prompt(seen, each)
+        rows = self._rows_of(seen, place, line)
+        if not all(_check(self._outputs, row, self._collectors) for row in rows):
+            return False
+        self._keep(rows)
+        counted = [*(each.counted for each in self._conversations), {DROPPED: dropped} if dropped else {}]
+        for name, count in chain.from_iterable(map(dict.items, counted)):
+            counts = self._counters.setdefault(name, {})
+            counts[len(self._lines)] = counts.get(len(self._lines), 0) + count
+        self._lines += [line] * len(rows)
+        self._numbers += range(len(rows))
+        self._weights += [weight] * len(rows)
+        self._domains += [domain] * len(rows)
+        return True
+
+    def _rows_of(self, record: Record, place: int, line: int) -> list[Any]:
+        """The rows of a record: of each, what it has of every output."""
+        for conversation in self._conversations:
+            conversation.begin(place in self._compared)
+        rows = [*zip(*(each.rows_of(record) for each in self._collectors), strict=True)]
+        if self._compares_all and any(conversation.made[DIFFERENT] for conversation in self._conversations):
+            raise RunError(
+                f"--check full: {self._records.place(line)} is not what transformers gives: the rendering differs from "
+                "the template's plain one, or its turns from renderings of prefixes; run without it, and tell us"
+            )
+        return rows
+
+    def _keep(self, rows: Sequence[Any]) -> None:
+        for output, each, made in zip(self._outputs, self._collectors, zip(*rows, strict=True), strict=True):
             each.rows += made
             if output.kind != "value":
-                characters += sum([len(piece.text) for row in made for sequence in row for piece in sequence])
-        check_size(characters, records, chat_format.most_text)
-        for conversation in conversations:
-            for name, count in conversation.counted.items():
-                counts = counters.setdefault(name, {})
-                counts[len(kept)] = counts.get(len(kept), 0) + count
-        if dropped:
-            counters.setdefault(DROPPED, {})[len(kept)] = dropped
-        kept += [line] * len(rows)
-        numbers += range(len(rows))
-        weights += [weight] * len(rows)
-        domain += [named] * len(rows)
-    rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
-    rendered.made = dict(sum([conversation.made for conversation in conversations], Counter(records.made)))
-    if chat_format.rules.turns is not None:
-        rendered.row = np.array(numbers, np.int32)
-    rendered.weights = np.array(weights) if weighted else None
-    for name, counts in counters.items():
-        rendered.counters[name] = np.zeros(len(kept), np.int64)
-        rendered.counters[name][[*counts]] = [*counts.values()]
-    for output, each in zip(outputs, collectors, strict=True):
-        target: dict[str, Any] = rendered.values if output.kind == "value" else rendered.pieces
-        target[output.name] = each.build()
-    return rendered
+                self._characters += sum([len(piece.text) for row in made for sequence in row for piece in sequence])
+        check_size(self._characters, self._records, self._chat_format.most_text)
 
 
 def _check(outputs: Sequence[Output], rows: Sequence[Any], collectors: Sequence[Any]) -> bool:

@@ -124,7 +124,7 @@ class Replay:
         texts = [leaves[number] for number, as_json in plan.order if not as_json]
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=2) < 2:
             return None
-        if any(text.startswith(plan.rests) for text in texts):
+        if plan.rests and any(text.startswith(plan.rests) for text in texts):
             return None
         given = [leaf for leaf in leaves if type(leaf) is str]
         written = [_json(leaves[number]) if as_json else leaves[number] for number, as_json in plan.order]
