@@ -1,6 +1,7 @@
 """The constants of a template that `turns.py` asks for, found by rendering probe conversations."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ def facts_of(renderer: Renderer) -> Facts:
     facts.closers = frozenset(_closers(facts, around))
     facts.end_in_history = facts.first_run(around.behind[0]) if around.behind else ""
     facts.plain_end = facts.first_run(around.said[0].removesuffix(facts.always)) if around.said else None
+    if end := _end_behind_words(facts, around):
+        facts.plain_end = facts.end_in_history = end
     for messages, rendering in probes:
         Turns(renderer, facts, rendering, messages).all()
     facts.learning = False
@@ -161,6 +164,15 @@ def _closers(facts: Facts, around: _Around) -> Iterator[str]:
             if (is_last or is_followed) if prompts else (is_last and is_followed and not is_between):
                 yield token[0]
             token = special.match(tail, at)
+
+
+def _end_behind_words(facts: Facts, around: _Around) -> str:
+    """The last token behind all answers, if other tokens and words stand before it (Kimi K3); otherwise ""."""
+    text, *others = {each.rstrip() for each in (*around.own, *around.last)} or {""}
+    *parts, end = facts.tokens.special.findall(text) or [""]
+    is_turn = not facts.openings.isdisjoint((*parts, end))  # the template writes another turn there
+    is_end = parts and end not in parts and text.endswith(end) and not (others or is_turn)
+    return end if is_end and re.search(r"\w", facts.tokens.special.sub("", text)) else ""
 
 
 def _may_end_later(facts: Facts, tail: str, at: int) -> bool:

@@ -140,7 +140,7 @@ class Facts:
 
         Tokens that end a call may stand behind calls. So there, the end of a plain answer counts, or the last token.
         """
-        if calls and plain and plain in tail:
+        if plain and plain in tail:
             return tail.find(plain) + len(plain)
         only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
         last = ends[-1] if ends else None

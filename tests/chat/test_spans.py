@@ -205,6 +205,19 @@ def test_the_end_of_an_answer_is_known_though_the_template_repeats_the_answer_be
     assert trained(source, talk("q", "a", "r", "b")) == "turn_apart"
 
 
+@pytest.mark.parametrize("thought", ["", "<|open|>think<|sep|>hm<|close|>think<|sep|>"])
+def test_a_token_that_also_closes_parts_of_a_turn_does_not_end_it(thought: str) -> None:
+    controls, end = ("<|open|>", "<|close|>", "<|sep|>", "<|end|>"), "<|close|>message<|sep|><|end|>"
+    prompt = f"<|open|>message assistant<|sep|>{(thought or '<|open|>answer<|sep|>').partition('hm')[0]}"
+    part = "{{ '" + thought + "<|open|>answer<|sep|>' + m.content + '<|close|>answer<|sep|>' }}"
+    written = f"{{% if m.role == 'assistant' %}}{part}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    source = each("<|open|>message {{ m.role }}<|sep|>" + written + end)
+    source += f"{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
+    begin = "hm<|close|>think<|sep|><|open|>answer<|sep|>" if thought else ""
+    wanted = [f"{begin}{answer}<|close|>answer<|sep|>{end}" for answer in "ab"]
+    assert trained(source, talk("q", "a", "r", "b"), controls=controls) == wanted
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
