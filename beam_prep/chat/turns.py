@@ -176,10 +176,10 @@ def header_of(renderer: Renderer, messages: Sequence[Message]) -> Header:
     """
     closed, asked = (renderer.run(messages, prompt) for prompt in (False, True))
     last = said(asked.segments[-1], len(messages)) if asked.segments else None
-    spoken = asked.segments[-1].end if asked.segments else 0
-    closing = shared(closed.text, asked.text) - spoken
-    if closing < 0:
+    spoken, ended = (each.segments[-1].end if each.segments else 0 for each in (asked, closed))
+    if len(asked.segments) > len(closed.segments):
         return Header("", 0, True, asked.text, last)
+    closing = shared(closed.text[ended:], asked.text[spoken:])
     if asked.text != closed.text:
         return Header(asked.text[spoken:], closing, True, asked.text, last)
     return plain_header(renderer, messages, closed.text[spoken:], last)

@@ -111,6 +111,14 @@ def test_a_prompt_that_history_changes_is_not_known_where_it_cannot_be_rendered(
     assert trained(source, talk("why", "one")) == "turn_begin"
 
 
+def test_a_prompt_is_known_though_the_template_begins_otherwise_where_it_writes_one() -> None:
+    content = "(m.content if m.content is string else m.content | map(attribute='text') | join)"
+    source = "{% if add_generation_prompt %}<|im_start|>system<|im_end|>\n{% endif %}"
+    source += CHATML.replace("m.content", content)
+    parts = [{"type": "text", "text": text} for text in "qr"]
+    assert trained(source, [say("user", parts), say("assistant", "a")]) == ["a<|im_end|>"]
+
+
 def test_a_begin_that_is_not_found_is_told_by_the_last_characters_before_it_and_of_the_prompt() -> None:
     source = each("{{ 'h' * 70 + m.content }}") + "{% if add_generation_prompt %}{{ 'p' * 70 }}{% endif %}"
     (said,) = prepared(ChatTemplate(source, TOKENS, CONTROLS), [{"messages": talk("q", "a")}]).ledger.messages.values()
