@@ -130,9 +130,12 @@ def test_blocks_hold_the_header_unless_it_is_masked(generation_prompt: Any, head
     assert trained(MARKED, CHAT[4:], unmasked) == [f"{header}900 miles.{END}\n"]
 
 
-def test_reasoning_within_a_content_is_found() -> None:
-    assert trained(PLAIN, INLINE, bp.MaskOptions(reasoning="mask")) == ["Two miles." + END, "900 miles." + END]
-    dropped = trained(PLAIN, INLINE, bp.MaskOptions(reasoning="drop_history"))
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("template", [PLAIN, PLAIN.replace("m.content", "m.content[0].text or m.content")])
+def test_reasoning_within_a_content_is_found(template: str, parts: bool) -> None:
+    chat = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in INLINE] if parts else INLINE
+    assert trained(template, chat, bp.MaskOptions(reasoning="mask")) == ["Two miles." + END, "900 miles." + END]
+    dropped = trained(template, chat, bp.MaskOptions(reasoning="drop_history"))
     assert dropped == ["Two miles." + END, "Far.\n</think>\n\n900 miles." + END]
 
 

@@ -9,13 +9,13 @@ torchtitan and Fireworks train reasoning models in this way, because templates d
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.checks import check_messages, checked, variables_of
-from beam_prep.chat.messages import Message, is_optional
+from beam_prep.chat.messages import Message, inline_reasoning, is_optional
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.chat.renderer import Tokens
 from beam_prep.chat.template import RenderedChat
@@ -186,7 +186,8 @@ class Conversations:
             index, key = lost
             if first and index < first:  # tools come before all messages
                 continue
-            if key == "content" and _is_inline_alone(chat.messages[index]):
+            inline, rest = inline_reasoning(chat.messages[index]) if key == "content" else ("", "")
+            if inline and not rest.strip():
                 continue  # `_count` counts it
             if is_optional(lost):
                 self.counted[f"{key}_not_written"] += 1
@@ -230,7 +231,7 @@ class Conversations:
     def _count(self, rendered: RenderedChat, messages: Sequence[Message]) -> None:
         """Counts turns whose marks leave out their end, or include their header; and reasoning within contents."""
         for message in messages:
-            inline = message["content"][:found].strip() if (found := inline_reasoning(message)) else ""
+            inline = inline_reasoning(message)[0].strip()
             if words := inline.removeprefix("<think>").removesuffix("</think>").strip():
                 self.counted["reasoning_written" if words in rendered.text else "reasoning_not_written"] += 1
         for turn in rendered.turns if rendered.marked else ():
@@ -371,8 +372,6 @@ def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions
 
 CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 
-_INLINE = re.compile(r"\s*(?:<think>)?.*?</think>\n*", re.DOTALL)
-"""Reasoning at the beginning of a content. The generation prompt may hold its first tag (DeepSeek-R1)."""
 _INLINE_END, _BLANKS = re.compile(r"</think>\n*"), re.compile(r"\s*")
 
 
@@ -384,30 +383,15 @@ class KindSpan(NamedTuple):
     kind: int
 
 
-def inline_reasoning(message: Mapping[str, Any]) -> int:
-    """Characters of the reasoning at the beginning of an answer's content; 0 without one."""
-    content = message.get("content")
-    if message.get("role") != "assistant" or not isinstance(content, str) or "</think>" not in content:
-        return 0
-    found = _INLINE.match(content)
-    return found.end() if found else 0
-
-
-def _is_inline_alone(message: Message) -> bool:
-    """True if a content is nothing but reasoning."""
-    inline = inline_reasoning(message)
-    return inline > 0 and not message["content"][inline:].strip()
-
-
 def without_history_reasoning(messages: Sequence[Message]) -> tuple[list[Message], int]:
     """(the messages, without the reasoning of those before the last question; how many lost reasoning)."""
     last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=0)
     kept, lost = [], 0
     for place, message in enumerate(messages):
-        inline = inline_reasoning(message)
+        inline, rest = inline_reasoning(message)
         if place < last and (inline or any(message.get(key) for key in REASONING_FIELDS)):
             message = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
-            message |= {"content": message["content"][inline:]} if inline else {}
+            message |= {"content": rest} if inline else {}
             lost += 1
         kept.append(message)
     return kept, lost
@@ -477,7 +461,7 @@ def _borders(text: str, message: Message, own: Sequence[SourceSpan], tokens: Tok
             tag = tokens.tag.search(text, behind, segment.begin) if last == REASONING else None
             borders.append((_BLANKS.match(text, tag.end()).end() if tag else behind, kind))  # type: ignore[union-attr]
         behind = segment.end
-    if inline_reasoning(message):
+    if inline_reasoning(message)[0]:
         first = next((each.begin for each in own if each.keys[:1] == ("content",)), None)
         close = _INLINE_END.search(text, first, own[-1].end) if first is not None else None
         if close is not None:

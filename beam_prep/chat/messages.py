@@ -2,7 +2,8 @@
 
 import json
 import operator
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from beam_prep.chat.origins import CONTENT, RAW, REASONING_FIELDS, TOOLS, is_thought
@@ -350,6 +351,22 @@ def text_of_part(part: Any) -> str:
     """The text of a content part, which is an object with a `text`, or a string."""
     text = part.get("text") if isinstance(part, dict) else part
     return text if isinstance(text, str) else ""
+
+
+_INLINE = re.compile(r"\s*(?:<think>)?.*?</think>\n*", re.DOTALL)
+"""Reasoning at the beginning of a content. The generation prompt may hold its first tag (DeepSeek-R1)."""
+
+
+def inline_reasoning(message: Mapping[str, Any]) -> tuple[str, str]:
+    """(the reasoning at the beginning of an answer's content, "" without one; the rest of the content's text).
+
+    >>> inline_reasoning({"role": "assistant", "content": [{"type": "text", "text": "<think>So</think>Yes."}]})
+    ('<think>So</think>', 'Yes.')
+    """
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(map(text_of_part, content))
+    found = _INLINE.match(text) if message["role"] == "assistant" and "</think>" in text else None
+    return (found[0], text[found.end() :]) if found else ("", text)
 
 
 # What a template does not write

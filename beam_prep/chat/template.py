@@ -12,9 +12,9 @@ from beam_prep.chat.messages import (
     Lost,
     Message,
     ToolArguments,
+    inline_reasoning,
     is_said,
     not_rendered,
-    text_of_part,
 )
 from beam_prep.chat.renderer import Renderer, Tokens
 from beam_prep.chat.replay import Replay
@@ -96,9 +96,8 @@ def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:
     """Contents, and texts in place of them, that are missing in a text, and calls whose names are missing."""
     lost: list[Lost] = []
     for index, message in enumerate(messages):
-        content = message.get("content")
-        said = "".join(map(text_of_part, content)) if isinstance(content, list) else content
-        for key, value in (("content", said), *((key, message.get(key)) for key in OTHER_CONTENTS)):
+        texts = {key: message.get(key) for key in OTHER_CONTENTS} | {"content": inline_reasoning(message)[1]}
+        for key, value in texts.items():
             if isinstance(value, str) and value.strip() not in text:
                 lost.append((index, key))
         for place, call in enumerate(message.get("tool_calls") or ()):

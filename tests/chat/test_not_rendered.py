@@ -191,9 +191,9 @@ def test_a_text_under_two_keys_is_written_once(key: str) -> None:
 @pytest.mark.parametrize(("calls", "trained"), [([CALL], 'find {"to": "Gent"}<|im_end|>'), ([], "<|im_end|>")])
 def test_a_content_that_is_only_reasoning_is_counted_as_reasoning(calls: Any, trained: str, behind: str) -> None:
     source = WITHOUT_INLINE.replace("split('</think>')[-1]", "split('</think>')[-1].strip()")
-    inline = say("assistant", "<think>so</think>" + behind, tool_calls=calls)
-    for rule in ("reject", "keep"):
-        messages = [ASKED, inline, ASKED, ANSWERED]
+    thought = "<think>so</think>" + behind
+    for rule, content in itertools.product(("reject", "keep"), (thought, [{"type": "text", "text": thought}])):
+        messages = [ASKED, say("assistant", content, tool_calls=calls), ASKED, ANSWERED]
         found = steps(source, {"messages": messages}, not_rendered=rule)
         assert found == ([trained, "Not far.<|im_end|>"], {"reasoning_not_written": 1})
 
@@ -205,6 +205,12 @@ def test_the_plain_way_misses_the_same_texts() -> None:
         assert [[(index, key.partition("[")[0]) for index, key in each.not_rendered] for each in found] == [
             [(1, "content" if message["content"] else "refusal")]
         ] * 2
+
+
+def test_reasoning_within_a_content_is_no_text_that_the_plain_way_misses() -> None:
+    template = ChatTemplate(WITHOUT_INLINE, {"eos_token": "<|im_end|>"}, ["<|im_end|>"])
+    assert template.render_plainly([ASKED, INLINE]).not_rendered == []
+    assert template.render_plainly([ASKED, say("user", "<think>so</think>")]).not_rendered == [(1, "content")]
 
 
 KNOWN = HEAD.replace("messages", "messages if m.role in ['system', 'user', 'assistant', 'tool']")
