@@ -220,6 +220,7 @@ class Forms:
         make, fits = self._ids
         made, waiting = [], list[tuple[int, Any, str, str]]()
         count, changed, questions = 0, 0, 0
+        named = {str(message.get("tool_call_id") or "") for message in messages}  # calls that results name
         for message in messages:
             questions += message["role"] == "user"
             if self._takes_calls and message.get("function_call"):
@@ -244,7 +245,7 @@ class Forms:
             if waiting and message["role"] == "tool":
                 given = message.get("tool_call_id") or None
                 mine = [each for each in waiting if given in (None, each[1])]
-                mine.sort(key=operator.itemgetter(0))  # those of the last question first
+                mine.sort(key=lambda each: (each[0], str(each[1]) in named))  # those of the last question first
                 if mine:
                     found = next((each for each in mine if each[2] == message.get("name")), mine[0])
                     waiting.remove(found)

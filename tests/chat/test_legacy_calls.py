@@ -91,7 +91,8 @@ def test_a_result_without_an_id_gets_that_of_its_call(source: str) -> None:
     ids = ["functions.get_tide:0", "functions.go:1"] if source == KIMI else ["a1b2c3d4e", "a1b2c3d4f"]
     functions = (CALL, {"name": "go", "arguments": "{}"})
     calls = [{"id": own, "function": each} for own, each in zip(ids, functions, strict=True)]
-    for results, wanted in (([{"name": "go"}, {}], ids[::-1]), ([{}, {"tool_call_id": ids[1]}], ids)):
+    named = [([{}, {"tool_call_id": own}], [other, own]) for own, other in (ids, ids[::-1])]
+    for results, wanted in (([{"name": "go"}, {}], ids[::-1]), *named):
         given = [{"role": "tool", "content": "x", **each} for each in results]
         asked = [OLD[0], {"role": "assistant", "content": "", "tool_calls": calls}, *given, OLD[3]]
         text, _ = outcome(source, asked, controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
