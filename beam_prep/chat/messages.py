@@ -441,7 +441,8 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
             yield from ((f"{key}{own}", absent) for own in others if own not in _NAMES and not own.endswith("id"))
 
 
-_NAMES = {"role", "name", "type", "function", "arguments"}
+_NAMES = {"role", "name", "type", "function", "arguments", "annotations", "logprobs"}
+"""Keys that say nothing of their own. OpenAI's API puts annotations and logprobs beside empty answers, too."""
 
 
 def has_words(content: Any) -> bool:

@@ -105,9 +105,11 @@ def test_a_content_or_a_call_that_is_not_written_rejects_its_record(
     assert counted["texts_not_written"] >= 1
 
 
-def test_lists_of_an_empty_message_that_hold_no_object_need_not_be_written() -> None:
-    record = {"messages": [ASKED, say("assistant", "", tags=["a b"], files=[], meta={"n": "a b"}), ANSWERED]}
-    assert steps(WHOLE, record)[0] == ["<|im_end|>", "Not far.<|im_end|>"]
+def test_lists_of_an_empty_message_that_say_nothing_need_not_be_written() -> None:
+    of_openai: dict[str, Any] = {"annotations": [{"type": "file"}], "logprobs": {"content": [{"token": "a"}]}}
+    for more in (of_openai, {"tags": ["a b"], "files": [], "meta": {"n": "a b"}}):
+        record = {"messages": [ASKED, say("assistant", "", **more), ANSWERED]}
+        assert steps(WHOLE, record)[0] == ["<|im_end|>", "Not far.<|im_end|>"]
 
 
 @pytest.mark.parametrize(("name", "role"), [("Assistant ", "assistant"), ("asistant", "assistant"), ("poet", "user")])
