@@ -139,6 +139,34 @@ def test_reasoning_within_a_content_is_found(template: str, parts: bool) -> None
     assert dropped == ["Two miles." + END, "Far.\n</think>\n\n900 miles." + END]
 
 
+AGAIN = "<think>One.</think>Two <think>again</think> miles."
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "calls", "wanted"),
+    [
+        (PLAIN.replace("assistant\n' }}", "assistant\n<think>\n' }}"), INLINE[1]["content"], [], ["Two miles." + END]),
+        (
+            HEADER + CALLS + "{{- m.content }}" + END_OF_LOOP,
+            "<think>One.</think>Two",
+            [CALL],
+            ["\n" + WRITTEN, "Two" + END],
+        ),
+        (
+            HEADER + "{{- m.content.split('</think>')[0] }}{{- '</think>' if '</think>' in m.content }}" + END_OF_LOOP,
+            *("<think>One.</think>", [], [END]),
+        ),
+        (
+            HEADER + "{{- m.content.split('</think>', 1)[-1] }}" + END_OF_LOOP,
+            *(AGAIN, [], ["Two <think>again</think> miles." + END]),
+        ),
+    ],
+)
+def test_reasoning_within_a_content_is_masked_alone(template: str, content: str, calls: Any, wanted: list[str]) -> None:
+    chat = [CHAT[0], {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}]
+    assert trained(template, chat, bp.MaskOptions(reasoning="mask")) == wanted
+
+
 def test_an_answer_that_is_not_written_is_the_last_all_the_same() -> None:
     options = bp.MaskOptions(reasoning="mask")
     batch = segments_of(

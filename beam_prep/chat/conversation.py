@@ -425,8 +425,9 @@ def kinds_of(
     at = text.rfind(prompt, 0, start + len(prompt)) if prompt and message["role"] == "assistant" else -1
     begin = max(start, at + len(prompt)) if 0 <= at <= start else start
     end = _end(text, begin, stop, own, tokens)
-    said = [each for each in own if begin <= each.begin < end and each.end > each.begin]
-    borders = _borders(text, message, said, tokens)
+    # The prompt may hold the first tag of a content.
+    said = [each._replace(begin=max(each.begin, begin)) for each in own if each.begin < end and each.end > each.begin]
+    borders = _borders(text, message, [each for each in said if each.end > begin], end, tokens)
     cuts = [(begin, borders[0][1] if borders else CONTENT), *borders[1:], (end, EOS)]
     if begin > start:
         cuts.insert(0, (start, GENERATION_PROMPT if options.generation_prompt == "mask" else CONTENT))
@@ -447,8 +448,8 @@ def _end(text: str, begin: int, stop: int, own: Sequence[SourceSpan], tokens: To
     return found.start() if found else stop
 
 
-def _borders(text: str, message: Message, own: Sequence[SourceSpan], tokens: Tokens) -> list[tuple[int, int]]:
-    """(begin of a kind, the kind), in order; the first kind begins with the turn."""
+def _borders(text: str, message: Message, own: Sequence[SourceSpan], end: int, tokens: Tokens) -> list[tuple[int, int]]:
+    """(begin of a kind, the kind) of the text before `end`, in order; the first kind begins with the turn."""
     borders: list[tuple[int, int]] = []
     behind = 0  # end of the previous text
     for segment in own:
@@ -461,10 +462,12 @@ def _borders(text: str, message: Message, own: Sequence[SourceSpan], tokens: Tok
             tag = tokens.tag.search(text, behind, segment.begin) if last == REASONING else None
             borders.append((_BLANKS.match(text, tag.end()).end() if tag else behind, kind))  # type: ignore[union-attr]
         behind = segment.end
-    if inline_reasoning(message)[0]:
-        first = next((each.begin for each in own if each.keys[:1] == ("content",)), None)
-        close = _INLINE_END.search(text, first, own[-1].end) if first is not None else None
-        if close is not None:
-            later = [(at, kind) for at, kind in borders if at >= close.end()]
-            return [(borders[0][0], REASONING), (close.end(), CONTENT), *later]
+    inline, rest = inline_reasoning(message)
+    if inline:
+        first = next((each.begin for each in own if each.keys[:1] == ("content",)), end)
+        close = _INLINE_END.search(text, first, end)
+        thought = text[first : close.start()].strip() if close else rest
+        if close and (thought in inline or thought not in rest):  # otherwise the template drops the first one
+            others = [each for each in borders if not first <= each[0] < close.end()]
+            return sorted([*others, (first, REASONING), (close.end(), CONTENT)])
     return borders
