@@ -239,6 +239,33 @@ def test_messages_as_json_text_are_messages(tmp_path: Path) -> None:
     compared(CALLS, write(texts, tmp_path / "x"), CHAT, tmp_path)
 
 
+ANSWERS = {
+    "a list": '["Brest", "Nantes"]',
+    "a call": "[get_tide(port='Brest')]",
+    "a source": "[1] says so.",
+    "an object": '{"role": "port", "content": "Brest"}',
+    "part of a message": '{"content": "Brest", "of": {"roles": ["user"]}}',
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_that_looks_like_json_is_a_text(answer: str, tmp_path: Path) -> None:
+    sections = [
+        {"field": name, "action": action, "template": "conversation"}
+        for name, action in (("prompt", "mask"), ("completion", "train"))
+    ]
+    given = {**CHAT, "input": {**CHAT["input"], "sections": sections}, "mask": {}}
+    rows = [{"prompt": answer, "completion": answer}]
+    asked = [{"role": "user", "content": answer}]
+    said = [{"role": "assistant", "content": answer}]
+    found = tokens_of(write(rows, tmp_path / "x"), given)
+    assert found == tokens_of(write([{"prompt": asked, "completion": said}], tmp_path / "y"), given)
+    assert len(found[0]) == 1
+    for message in (said[0], {"content": answer, "refusal": None, "role": "assistant"}):
+        rows = [{"prompt": asked, "completion": json.dumps(message)}]
+        assert found == tokens_of(write(rows, tmp_path / "z"), given)
+
+
 def test_init_finds_messages_in_each_of_their_forms() -> None:
     lists = {name: [message[name] for message in TALK] for name in ("role", "content")}
     for value in (TALK, json.dumps(TALK), lists):

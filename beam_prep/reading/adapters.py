@@ -506,18 +506,21 @@ def template_kwargs(record: Record) -> dict[str, Any]:
     return found
 
 
-def message_list(value: Any, where: str) -> list[Any] | None:
-    """Messages in another form than a list of messages; None if the value has no such form.
+_MESSAGES = re.compile(r'\s*(\[\s*[]{]|\{\s*(?="role"|"content").*"role"\s*:\s*"(assistant|user)")', re.DOTALL)
 
-    The forms are: the list as JSON in a string; or lists of equal length in an object (`{"role": [...], "content":
-    [...]}`), as `datasets` stores a `Sequence` of a dict.
+
+def message_list(value: Any, where: str) -> list[Any] | None:
+    """Messages in another form than a list of messages; None if the value has no such form, as a text in brackets.
+
+    The forms are: the list, or one message, as JSON in a string; or lists of equal length in an object (`{"role":
+    [...], "content": [...]}`), as `datasets` stores a `Sequence` of a dict.
 
     Raises:
-        Reject: `bad_json`: a string begins like a JSON list, but is no JSON.
+        Reject: `bad_json`: a string begins like JSON of messages, but is no JSON.
     """
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        found = parsed_field(value, where, "a list of messages")
-        return found if isinstance(found, list) else None
+    if isinstance(value, str) and _MESSAGES.match(value):
+        messages: list[Any] = _listed(parsed_field(value, where, "a list of messages"))
+        return messages
     if not isinstance(value, dict) or not {"role", "from"} & {*value} or {*map(type, value.values())} != {list}:
         return None
     if len({*map(len, value.values())}) > 1:
