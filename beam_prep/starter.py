@@ -60,13 +60,17 @@ _PAIRS = (
     ("problem", "generated_solution"), ("question", "answer"), ("query", "response"), ("question", "response"),
     ("prompt", "answer"), ("query", "answer"), ("query", "answers"),
     ("input", "output"), ("source", "target"), ("inputs", "targets"), ("input", "target"), ("user", "assistant"),
-    ("human", "assistant"), ("context", "response"),
+    ("human", "assistant"), ("context", "response"), ("src", "tgt"),
 )  # fmt: skip
 """(question, answer), more specific names first, in lower case."""
 
 _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
+_RESULTS = ("summary", "highlights", "abstract", "tldr", "docstring")
+"""Names of texts that are made of another text."""
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
+_ANSWERS = ("completion", "response", "output", "answer")
+"""Names of answers beside messages that end with a question."""
 _SIDES = ("chosen", "rejected", "prompt", "completion", "preferred_output", "non_preferred_output")
 _TURNS = (*ROLES, "prompter")  # of records that are one message each
 _RESPONSES = ("responses", "completions", "samples", "generations")
@@ -105,9 +109,9 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     for name in _RESPONSES:
         if _is_list_of(str, record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
             yield Shape("sampled", ("prompt", name), kind)
-    for prompt, answer in _PAIRS:
+    for prompt, answer in (*_PAIRS, *itertools.product(_CHATS, _ANSWERS)):
         kinds = {_kind(record.get(prompt)), _kind_of_side(record.get(answer))}
-        if "messages" in kinds and kinds <= {"messages", "text"}:
+        if "messages" in kinds and kinds <= {"messages", "text"} and (prompt not in _CHATS or _asks(record[prompt])):
             yield Shape("completion", (prompt, answer))
     names = [*_CHATS, *(name for name in record if name not in (*_CHATS, *_SIDES, "conversation_a", "conversation_b"))]
     for wanted in ("messages", "sharegpt"):
@@ -145,6 +149,11 @@ def _kind(value: Any) -> str | None:
     if all(isinstance(item.get("role"), str) for item in value):
         return "messages" if any("content" in item for item in value) else None  # Gemini has `parts`
     return "sharegpt" if all(isinstance(item.get("from"), str) for item in value) else None
+
+
+def _asks(messages: Any) -> bool:
+    """True for messages that end with a question."""
+    return isinstance(messages, list) and ROLES.get(messages[-1].get("role")) == "user"
 
 
 def _kind_of_side(value: Any) -> str | None:
@@ -224,6 +233,8 @@ _SHORTEST, _LONGEST, _CHUNK = 512, 32_768, 2_048
 """The least and the most that is proposed as `max_seq_len`, and the length of a chunk."""
 _CHARACTERS = 3
 """Characters a token, if no tokenizer is given. Less than usual in English, so rows are rather too long."""
+
+_PROMPTS_ALONE = "prompts without answers, for reinforcement learning, are given as ids (docs/rollouts.md)"
 
 PLAIN_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -334,10 +345,13 @@ def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer
     told = ", ".join(f"{count:,} of {role!r}" for role, count in list(roles.items())[:8]) or "none"
     if roles and trained not in roles:
         trained = next((role for role in roles if near_name(role, [trained]) is not None), trained)
-        made.open.append(
-            f"no message has the role 'assistant'; found: {told}. `mask` trains {trained!r}: say there whose messages "
-            "are answers, and look whether the chat template knows this role"
+        advice = (
+            f"`mask` trains {trained!r}: say there whose messages are answers, and look whether the chat template "
+            "knows this role"
         )
+        if all(ROLES.get(role, "assistant") != "assistant" for role in roles):
+            advice = f"Put answers in other fields behind them (docs/which_config.md); {_PROMPTS_ALONE}"
+        made.open.append(f"no message has the role 'assistant'; found: {told}. {advice}")
     made.mask[trained] = "train"
     made.why["mask"] = f"answers are trained, all else is read only. Messages found: {told}"
     _template(made, tokenizer)
@@ -427,16 +441,18 @@ def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
     name, fields = shape.fields[0], [each for record in records for each in record.items()]
     texts = {each for each, text in fields if isinstance(text, str) and text.count(" ") > 1 and each != name}
     others = sorted(texts, key=lambda each: (each.lower() not in _PROMPTS, each))
-    asks = name.lower() in _PROMPTS
-    if asks or (name.lower() not in _TEXTS and others):
-        if asks:
-            question, answer = name, others[0] if others else "..."
-            but = "though its name is a question's. If another field answers it"
+    results = [each for each in others if each.lower() in _RESULTS]
+    asks, is_known = name.lower() in _PROMPTS, name.lower() in _TEXTS
+    if asks or results or (others and not is_known):
+        if asks or results:
+            question, answer = name, (results or others or ["..."])[0]
+            but = "though its name is a question's" if asks else f"without {answer!r}"
+            but += ". If another field answers it"
         else:
             question, answer = others[0], name
             but = f"without {', '.join(map(repr, others[:_SAID]))}. If it answers one of them"
         made.open.append(
-            f"{name!r}, the only long text, is trained as a document, {but}, set "
+            f"{name!r}{'' if is_known else ', the only long text,'} is trained as a document, {but}, set "
             f'"adapter": {{"name": "alpaca", "instruction": {json.dumps(question)}, "output": {json.dumps(answer)}}}, '
             f'the section {json.dumps(_section("messages", "$role"))} and "mask": {{"assistant": "train"}}'
         )
@@ -644,7 +660,7 @@ def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -
     return (
         f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Convert them to a shape "
         "of docs/which_config.md, for instance 'messages' of 'role' and 'content' (pairs: 'chosen' and 'rejected'): "
-        'the page has a script under "Records of another shape"'
+        f'the page has a script under "Records of another shape"; {_PROMPTS_ALONE}'
     )
 
 

@@ -108,6 +108,26 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             ]
         },
     ),
+    "messages that end with a question, and their answer": (
+        {"messages": says(user="Hi", assistant="Hello.") + says(user="Where is {n}?"), "answer": "At {n}."},
+        {
+            "sections": [
+                {"field": "messages", "action": "mask", "template": "conversation"},
+                {"field": "answer", "action": "train", "template": "conversation"},
+            ]
+        },
+    ),
+    "a chat, and its answer once more": (
+        {"messages": says(user="Where is {n}?", assistant="At {n}."), "answer": "At {n}."},
+        {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+    ),
+    "a source and its translation": (
+        {"src": "Where is {n}?", "tgt": "Wo ist {n}?"},
+        {
+            "adapter": {"name": "alpaca", "instruction": "src", "output": "tgt"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
     "messages of a prompt, and the answers of an agent among the results of its tools": (
         {
             "prompt": says(user="Where is {n}?"),
@@ -420,6 +440,7 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
         ),
         ("a.jsonl", f'{{"role": "user", "text": "{"How? " * 50}"}}\n', "'role' (a string (\"user\")), 'text'"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "content": "a"}]}\n', "are given as ids (docs/rollouts.md)"),
     ]:
         Path(name).write_text(content)
         assert main(["init", name]) == 3
@@ -455,6 +476,20 @@ def test_a_document_by_guess_says_which_texts_stand_beside_it(start: Start) -> N
     _, reasons, told = start([record])
     assert "to decide: 'Antwort', the only long text, is trained as a document, without 'Frage'. If it answers" in told
     assert '"instruction": "Frage", "output": "Antwort"' in reasons
+
+
+def test_a_document_beside_its_summary_says_so(start: Start) -> None:
+    told = start(
+        [{"article": "A ship has left the port. " * 9, "highlights": "A ship sailed off.", "title": "On a ship"}]
+    )[2]
+    assert "to decide: 'article' is trained as a document, without 'highlights'. If another field answers it" in told
+    assert '"instruction": "article", "output": "highlights"' in told
+
+
+def test_prompts_alone_are_no_conversations(start: Start) -> None:
+    told = start([{"messages": says(user="Where is the post?"), "ground_truth": "4"}])[2]
+    assert "found: 1 of 'user'. Put answers in other fields behind them" in told
+    assert "prompts without answers, for reinforcement learning, are given as ids" in told
 
 
 @pytest.mark.parametrize(
