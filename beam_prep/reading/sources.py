@@ -113,7 +113,8 @@ def by_first_bytes(head: bytes, path: str) -> str | None:
         (kind for first, kind in _FIRST_BYTES.items() if head.startswith(first) or start.startswith(first)), None
     )
     encoding = json.detect_encoding(head)
-    if not encoding.startswith("utf-8") and head.decode(encoding, "replace").lstrip("\ufeff \r\n")[:1] in ("{", "["):
+    is_json = head.decode(encoding, "replace").lstrip("\ufeff \r\n")[:1] in ("{", "[")
+    if encoding in ("utf-16", "utf-32") or (is_json and not encoding.startswith("utf-8")):  # the former have a BOM
         name = f"UTF-{encoding[4:].replace('-', '').upper()}"
         kind = (f"text in {name}", f"type: iconv -f {name} -t UTF-8 FILE > NEW")
     return None if kind is None else _message(path, kind)
@@ -139,15 +140,13 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
             return _message(path, (what, f"type: jq -c '.{found[1]}[]' FILE > NEW"))
         if goes_on:
             return _message(path, ("objects that are not one a line", "type: jq -c . FILE > NEW"))
-    kind = _ENDINGS.get(split_name(path)[1])
-    if kind is not None and not start.startswith(("{", "[")):
-        return _message(path, kind)
     try:
         head.decode()
     except UnicodeDecodeError as error:
         if error.reason != "unexpected end of data":  # which a part of a file may have
             return _message(path, (f"no UTF-8 (byte {error.start})", ADVICE["invalid_utf8"]))
-    return None
+    kind = None if start.startswith(("{", "[")) else _ENDINGS.get(split_name(path)[1])
+    return None if kind is None else _message(path, kind)
 
 
 def _message(path: str, kind: tuple[str, str]) -> str:
