@@ -347,8 +347,8 @@ def control_tokens(sample: Sample) -> Iterator[Finding]:
     says = f"the text of a control token, which becomes the token itself, is in {hits.told}"
     mend = '"preprocessing": {"control_tokens": "escape"} (or "reject"), or take it out of the texts'
     words = (token.content for token in sample.tokenizer.added.values() if not token.special)
-    if found <= {text for text in words if text in sample.template_source}:
-        mend = f"nothing, if the texts hold calls or results as the chat template writes them; else {mend}"
+    if found <= {text for text in words if text in sample.template_source or text in ("<think>", "</think>")}:
+        mend = f"nothing, if the texts hold calls, results or reasoning as the model is to write them; else {mend}"
     yield from hits.finding("control_tokens", says, mend)
 
 

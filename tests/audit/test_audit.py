@@ -243,12 +243,17 @@ def test_the_docs_name_every_finding_and_every_check_is_tested() -> None:
     assert len(CHECKS) == len(set(CHECKS))
 
 
-@pytest.mark.parametrize(("content", "mend"), [("<tool_call>{}</tool_call>", "nothing, if"), ("<|im_end|>", '"pre')])
-def test_calls_that_are_written_out_are_no_mistake(content: str, mend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "mend"),
+    [("<tool_call>{}</tool_call>", "nothing, if"), ("<think>Hm.</think>It", "nothing, if"), ("<|im_end|>", '"pre')],
+)
+def test_calls_and_reasoning_that_are_written_out_are_no_mistake(content: str, mend: str, tmp_path: Path) -> None:
     folder = shutil.copytree(ROOT / "examples" / "tokenizer", tmp_path / "tokenizer")
     parsed = json.loads((folder / "tokenizer.json").read_text())
     rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    for number, token in enumerate(("<tool_call>", "</tool_call>"), len(parsed["model"]["vocab"])):
+    for number, token in enumerate(
+        ("<tool_call>", "</tool_call>", "<think>", "</think>"), len(parsed["model"]["vocab"])
+    ):
         parsed["added_tokens"].append({"id": number + 8, "content": token, **rules})
     (folder / "tokenizer.json").write_text(json.dumps(parsed))
     template = folder / "chat_template.jinja"
