@@ -106,7 +106,8 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     kinds = {_kind(record.get(name)) for name in ("prompt", "completion")}
     if type(record.get("label")) is bool and kinds in ({"text"}, {"messages"}):
         yield Shape("unpaired", ("prompt", "completion", "label"), str(*kinds))
-    for name in _RESPONSES:
+    # With a verdict for each, they are the steps of one response (TRL).
+    for name in _RESPONSES if not _is_list_of(bool, record.get("labels")) else ():
         if _is_list_of(str, record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
             yield Shape("sampled", ("prompt", name), kind)
     for prompt, answer in (*_PAIRS, *itertools.product(_CHATS, _ANSWERS)):

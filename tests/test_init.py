@@ -440,6 +440,7 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
         ),
         ("a.jsonl", f'{{"role": "user", "text": "{"How? " * 50}"}}\n', "'role' (a string (\"user\")), 'text'"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
+        ("a.jsonl", '{"prompt": "a", "completions": ["b", "c"], "labels": [true, false]}\n', "'labels' (a list)"),
         ("a.jsonl", '{"prompt": [{"role": "user", "content": "a"}]}\n', "are given as ids (docs/rollouts.md)"),
     ]:
         Path(name).write_text(content)
