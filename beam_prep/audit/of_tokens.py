@@ -323,8 +323,8 @@ def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
             hits.add(part, int(part.masked.line[row]), "", 1)
     says = f"a token reaches over the border of prompt and answer, and is trained whole, in {hits.told}"
     mend = "put the space that is between them at the beginning of the answer, not at the end of the prompt"
-    if sample.config.input.implicit_prompt:
-        mend = "nothing, where both sides begin with the same letters; else " + mend
+    if sample.config.input.implicit_prompt or sample.conversations:
+        mend = "nothing, where the template writes the border, or both sides begin with the same letters; else " + mend
     if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
         yield from hits.finding("prompt_not_prefix", says, mend)
 

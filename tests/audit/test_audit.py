@@ -114,6 +114,23 @@ def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Pat
     assert "beginning of the answer" in found.mend
 
 
+def test_a_border_that_the_template_writes_is_no_mistake_of_the_data(tmp_path: Path) -> None:
+    sections = [
+        {"field": name, "action": action, "template": "conversation"}
+        for name, action in (("prompt", "mask"), ("completion", "train"))
+    ]
+    template = "{% for m in messages %}{{ m.role + ': ' }}{{ m.content + eos_token }}{% endfor %}"
+    records = [
+        {"prompt": [{"role": "user", "content": f"What is {number}?"}], "completion": f"word {number}"}
+        for number in range(9)
+    ]
+    given = {
+        "input": {"sections": sections, "chat_template": template + "{{ 'assistant: ' if add_generation_prompt }}"}
+    }
+    found = {each.name: each.mend for each in of_records(tmp_path, records, given).findings}
+    assert found["prompt_not_prefix"].startswith("nothing, where the template writes the border")
+
+
 def test_a_space_of_width_zero_between_words_of_khmer_is_no_control_character(tmp_path: Path) -> None:
     words = "\u1797\u17b6\u179f\u17b6\u200b\u1781\u17d2\u1798\u17c2\u179a\u200b"
     for text, wanted in ((f"{words}7\u200b" * 9 + words, False), (f"\u200bword {words * 9}", True)):
