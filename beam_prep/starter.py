@@ -20,7 +20,7 @@ from beam_prep.config.strict import meanings, plain
 from beam_prep.data.block import AnyPath, InputFile, Reject
 from beam_prep.errors import InputError, OutputError
 from beam_prep.hints import VISIBLE
-from beam_prep.reading.adapters import ROLES, message_list
+from beam_prep.reading.adapters import CALLS, ROLES, message_list
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.prompts import begins
 from beam_prep.reading.records import describe
@@ -313,7 +313,8 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
     renamed = any(near_name(role, dict.fromkeys(ROLES.values())) not in (None, role) for role in roles)
     # Anthropic's may be a list of parts.
     beside = _has_texts(records, "system", str | list) and roles.keys() <= ROLES.keys()
-    if shape.kind == "sharegpt" or beside or (renamed and "assistant" not in roles):
+    calls = not roles.keys().isdisjoint(CALLS)  # which the assistant writes
+    if shape.kind == "sharegpt" or beside or calls or (renamed and "assistant" not in roles):
         roles = _sharegpt(name, roles, made)  # which puts `system` among the messages, too
         name = "messages"
     _chat(made, name, roles, tokenizer)

@@ -300,6 +300,12 @@ def test_a_speaker_that_is_a_tool_is_no_user(start: Start, role: str) -> None:
     assert "not among the usual names" not in told
 
 
+def test_messages_of_the_role_tool_call_are_calls_of_the_assistant(start: Start) -> None:
+    call = '{"name": "f", "arguments": {}}'
+    config, _, _ = start([{"messages": says(user="Where?", tool_call=call, tool_response="3", assistant="At 3.")}])
+    assert config["input"]["adapter"] == {"name": "sharegpt", "field": "messages"}
+
+
 def test_records_of_two_shapes_are_said(start: Start) -> None:
     chats = [{"messages": says(user=f"Where is {n}?", assistant=f"At {n}."), "text": "More."} for n in range(30)]
     texts = [{"text": f"A page about {n}."} for n in range(10)]
