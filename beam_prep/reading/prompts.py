@@ -281,8 +281,10 @@ def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message],
         # A prompt of only system messages is the beginning of every conversation.
         if _same(rest[place:end], asked) and (asked or begins or own):
             return [*system, *rest[:end]], rest[end:]
+    # No answer begins with a result. One that begins with the last call of the prompt may make it again.
+    repeats = begins or (bool(rest) and _speaker(rest[0]) == "tool")
     for size in range(len(asked) - 1, 0, -1):
-        if begins and _same(rest[:size], asked[-size:]):
+        if repeats and _same(rest[:size], asked[-size:]):
             return [*system, *asked], rest[size:]
     return None
 

@@ -27,6 +27,8 @@ def system(text: str) -> Row:
 ASK, OTHER, SYSTEM = user("Which bird wades?"), user("Which tree bends?"), system("Be brief.")
 LONG = "Which bird wades in the shallow water?"
 HERON, ROBIN = assistant("A heron."), assistant("A robin.")
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+RESULT = {"role": "tool", "content": "It stands in the water."}
 
 
 def outputs(*names: str, template: Any = None, fields: tuple[str, ...] = ("prompt",)) -> tuple[Output, ...]:
@@ -77,6 +79,14 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
     "the sides begin with the last turn of the prompt": (
         ([ASK, HERON, OTHER], [OTHER, HERON], [OTHER, ROBIN]),
         ([ASK, HERON, OTHER], [HERON], [ROBIN]),
+    ),
+    "the sides begin with the result that ends the prompt": (
+        ([ASK, CALL, RESULT], [RESULT, HERON], [RESULT, ROBIN]),
+        ([ASK, CALL, RESULT], [HERON], [ROBIN]),
+    ),
+    "sides that begin with the prompt's last call make it again": (
+        ([ASK, CALL, RESULT], [CALL, RESULT, HERON], [ROBIN]),
+        ([ASK, CALL, RESULT], [CALL, RESULT, HERON], [ROBIN]),
     ),
     "answers that share their first message are answers": (
         ([ASK], [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]),
