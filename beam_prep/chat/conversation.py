@@ -337,7 +337,8 @@ def _lack(chat: _Chat, raised: str) -> str:
     for place, message in enumerate(chat.messages):
         calls = message.get("tool_calls")
         if message.get("content") is None and not calls and not message.get("function_call"):
-            return f" (message {place} has no content; its keys: {[*message]})"
+            has = "a null content" if "content" in message else "no content"
+            return f" (message {place} has {has}; its keys: {[*message]})"
         functions.append((f"a call of message {place}", calls))
     if "no attribute" not in raised and "Undefined" not in raised:
         return ""

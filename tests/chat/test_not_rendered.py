@@ -235,3 +235,17 @@ def test_a_role_that_the_template_does_not_know_can_be_renamed_as_the_message_sa
     assert steps(source, adapted)[0] == ["Be brief.<|im_end|>"] * (known == "assistant") + ["Not far.<|im_end|>"]
     (_, message), _ = steps(source, {"messages": [ASKED, say("tool_call", "{}"), ANSWERED]})
     assert message.endswith("or its call in `tool_calls` of the assistant's message")
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (say("assistant", None), "message 1 has a null content; its keys: ['role', 'content']"),
+        ({"role": "assistant", "refusal": "No."}, "message 1 has no content; its keys: ['role', 'refusal']"),
+    ],
+)
+def test_a_template_that_fails_on_a_message_says_whether_its_content_is_null_or_absent(
+    message: dict[str, Any], said: str
+) -> None:
+    (reason, told), _ = steps("{{ messages[1].content + '' }}" + WHOLE, {"messages": [ASKED, message]})
+    assert (reason, said in told) == ("template_error", True)
