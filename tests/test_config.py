@@ -208,6 +208,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sources({"output": {"loss_weights": True}}, a=CHAT), "output.loss_weights", "works only with input.sections"),
     (dated("2026-11-31"), "input.date", "day is out of range for month"),
     (dated("22.11.2026"), "input.date", "Invalid isoformat string: '22.11.2026'"),
+    (dated("22.11.2026"), "input.date", "wanted a day such as '2026-11-30'"),
     (dated("2026-11-22"), "input.date", "found '2026-11-22'; it works only with a template"),
     # values
     (sections(TEXT, VALUE), "input.sections[1].action", "input.sources"),
@@ -275,6 +276,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sources(a={"sections": [CHAT], "mask_key": "a\n"}), "input.sources.a.mask_key", "letters, digits and '_'"),
     (sources(Meta=CHAT), "input.sources.Meta", "reserved"),
     # fields that are kept
+    (kept("id"), "output.keep_fields", "found 'id'; must be a list of fields, each once, or an object"),
     (kept(["input_ids"]), "output.keep_fields", "found 'input_ids'; the output has a column of this name"),
     (kept(["file"], provenance=True), "output.keep_fields", "found 'file'; the output has a column of this name"),
     (kept(["doc-id"]), "output.keep_fields", "found 'doc-id'; wanted a name of letters, digits and '_'"),

@@ -272,6 +272,12 @@ BAD_WEIGHTS: list[tuple[Any, str, str]] = [
     ({"weight": 0.5}, "bad_weight", "'messages[1].weight' is a number (0.5), wanted 0 or 1: there"),
     ({"weight": True}, "wrong_type", "'messages[1].weight' is a boolean (true), wanted 0 or 1"),
     ({"weight": "0"}, "wrong_type", "'messages[1].weight' is a string (\"0\"), wanted 0 or 1"),
+    (
+        {"weight": 2},
+        "bad_weight",
+        "'messages[1].weight' is a number (2), wanted 0 or 1: there are no loss weights"
+        ' (of sections: "output": {"loss_weights": true})',
+    ),
     ({"weight": 0, "train": True}, "bad_weight", "'messages[1]' has train true and weight 0, wanted one of them"),
 ]  # fmt: skip
 

@@ -210,7 +210,8 @@ def _check_weight(weight: Any, train: bool | None, where: str, loss_weights: boo
     elif type(weight) not in (int, float):
         raise Reject("wrong_type", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1")
     elif weight not in (0, 1):
-        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1: there are no loss weights")
+        wanted = 'wanted 0 or 1: there are no loss weights (of sections: "output": {"loss_weights": true})'
+        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, {wanted}")
     if train is not None and train != (weight != 0):
         found = f"train {'true' if train else 'false'} and weight {weight}"
         raise Reject("bad_weight", f"'{where}' has {found}, wanted one of them, or both alike")

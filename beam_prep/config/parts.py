@@ -135,15 +135,19 @@ class PreprocessingConfig(Strict):
 
 def _as_strings(value: object) -> object:
     """A list of fields becomes an object: field -> "string"."""
-    if not isinstance(value, list | tuple):
+    if isinstance(value, dict):
         return value
-    if not all(isinstance(name, str) for name in value) or len(set(value)) < len(value):
+    names = list(value) if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"found {shown(value)}; must be a list of fields, each once, or an object: field to type")
-    return dict.fromkeys(value, "string")
+    return dict.fromkeys(names, "string")
 
 
 def _as_iso(day: str) -> str:
-    return Date.fromisoformat(day).isoformat()
+    try:
+        return Date.fromisoformat(day).isoformat()
+    except ValueError as error:
+        raise ValueError(f"{error}; wanted a day such as '2026-11-30'") from error
 
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
