@@ -27,7 +27,7 @@ from beam_prep.reading.records import describe
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Drawn, Sample, draw, today
 from beam_prep.shards.report import near_name
-from beam_prep.storage.files import list_inputs
+from beam_prep.storage.files import list_inputs, write_file
 from beam_prep.storage.inputs import advice_on
 from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -619,11 +619,12 @@ def start(
     options = shlex.join(["-c", str(target), "--tokenizer_path", tokenizer_path or "TOKENIZER"])
     given = f"{shlex.join(inputs)} \\\n    {options}"
     commands = [f"beam-prep {name} {given}" for name in ("audit", "inspect", "run -o out")]
-    target.write_text(json.dumps(made.config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(made.config, ensure_ascii=False, indent=2)
+    write_file(os.path.abspath(target), f"{text}\n".encode())
     cells = [(place, why.replace("|", "\\|")) for place, why in made.reasons()]
     table = ["| field | why |", "|---|---|", *(f"| `{place}` | {why} |" for place, why in cells)]
     page = [f"# Why {target.name} is so", "", *table, "", "```text", *told, "", *commands, "```"]
-    reasons.write_text("\n".join(page).translate(VISIBLE) + "\n", encoding="utf-8")
+    write_file(os.path.abspath(reasons), ("\n".join(page).translate(VISIBLE) + "\n").encode())
     told += [f"wrote {target}, and why it is so: {reasons}", "next:", *(f"  {line}" for line in commands)]
     return told
 

@@ -1,6 +1,8 @@
 """`beam-prep init` writes a config with which records run, whatever shape they have, and replaces nothing."""
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -547,3 +549,18 @@ def test_what_is_said_of_a_document_by_guess_makes_a_config_that_trains_the_answ
     (block,) = blocks(tmp_path / "input.jsonl", advised, tokenizer_path)
     (mask,) = block.columns["loss_mask"].to_lists()
     assert 0 < sum(mask) < len(mask)
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"messages": [{"role": "assistant", "content": "It wades."}]}\n', encoding="utf-8")
+
+    def full(path: str, _: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(["init", str(chats), "-o", str(tmp_path / "config.json")]) == 5
+    assert "config.json" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [chats]
