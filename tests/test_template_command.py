@@ -108,3 +108,16 @@ def test_each_named_template_has_a_heading(
     assert asked(capsys, str(folder), "--chat_template", "strict")["templates"] == [both[1]]
     assert main(["template", str(folder), "--no_pager"]) == 0
     assert f"{folder}, template 'strict': 14 taken, 5 not written, 0 refused, 1 raises\n" in capsys.readouterr().out
+
+
+def test_without_a_template_it_says_how_to_give_one(
+    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(tokenizer_path, folder)
+    (folder / "chat_template.jinja").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert main(["template", str(folder)]) == 2
+    assert "in `beam-prep template`: --chat_template FILE" in capsys.readouterr().err

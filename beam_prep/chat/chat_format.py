@@ -194,7 +194,7 @@ def template_of(
     if source is None:
         raise TokenizerError(
             "this tokenizer has no chat template, and the config asks for one (`template` of a section): name one "
-            'in the config (input.chat_template: "FILE.jinja"), or put a chat_template.jinja into the tokenizer\'s '
-            "folder (a chat_template.json is not read), or use text sections"
+            'in the config (input.chat_template: "FILE.jinja"; in `beam-prep template`: --chat_template FILE), or put '
+            "a chat_template.jinja into the tokenizer's folder (a chat_template.json is not read), or use text sections"
         )
     return ChatTemplate(source, tokenizer.special_tokens, tokenizer.controls, date, tool_arguments)
