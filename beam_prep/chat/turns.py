@@ -138,7 +138,7 @@ class Facts:
     def _end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
         """`end_in`: the end of a turn in the text behind the message's text; None: no token there ends a turn.
 
-        Tokens that end a call may stand behind calls. So there, the end of a plain answer counts, or the last token.
+        The end of a plain answer counts if it is there. Behind calls, where tokens may end a call alone, the last does.
         """
         if plain and plain in tail:
             return tail.find(plain) + len(plain)
