@@ -520,7 +520,9 @@ def message_list(value: Any, where: str) -> list[Any] | None:
     """
     if isinstance(value, str) and _MESSAGES.match(value):
         messages: list[Any] = _listed(parsed_field(value, where, "a list of messages"))
-        return messages
+        # The text of an answer may be calls.
+        are_calls = [type(each) is dict and "arguments" in each and "role" not in each for each in messages]
+        return None if messages and all(are_calls) else messages
     if not isinstance(value, dict) or not {"role", "from"} & {*value} or {*map(type, value.values())} != {list}:
         return None
     if len({*map(len, value.values())}) > 1:
