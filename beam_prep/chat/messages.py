@@ -391,14 +391,19 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
     written = {(index, key) for begin, end, index, keys, _ in rendering.segments if end > begin for key in keys}
     found = [] if not tools or (TOOLS, "tools") in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
-        is_content_alone = type(message.get("content")) is str and _BESIDE_CONTENT.isdisjoint(message)
-        if is_content_alone and (index, "content") in written:
+        content = message.get("content")
+        is_content_alone = type(content) is str and _BESIDE_CONTENT.isdisjoint(message)
+        if is_content_alone and (index, "content") in written and "</think>" not in content:
             continue  # the most frequent case
         reasoned += (index, "reasoning") in written
         if (index, "*") not in written:
             found += [
                 (index, keys[0]) for keys in _to_write(message) if written.isdisjoint((index, key) for key in keys)
             ]
+        # Of a second one, templates that take the content apart leave out what stands before it, or behind it.
+        rest = inline_reasoning(message)[1]
+        if "</think>" in rest and "".join(rest.split()) not in "".join(rendering.text.split()):
+            found.append((index, "content around a second '</think>'"))
     return found, reasoned
 
 

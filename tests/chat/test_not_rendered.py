@@ -24,6 +24,7 @@ CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' }}{{ c.functi
 WHOLE = HEAD + THOUGHT + "{{ m.content or '' }}" + CALLS + END + PROMPT
 ASKED, ANSWERED = say("user", "How far?"), say("assistant", "Not far.")
 INLINE = say("assistant", "<think>so</think>Not far.")
+TWO_THOUGHTS = say("assistant", "<think>so</think>Not far. <think>but</think>By bike.")
 CALLED = say("assistant", "Look:", tool_calls=[CALL])
 THOUGHT_OF = say("assistant", "Not far.", reasoning_content="so")
 
@@ -81,6 +82,8 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
             [ASKED, say("assistant", "", tool_calls=[CALL, CALL])],
             ("tool_calls[1].name", 1, "assistant"),
         ),
+        (WITHOUT_INLINE, [ASKED, TWO_THOUGHTS], ("content around a second '</think>'", 1, "assistant")),
+        (WITHOUT_INLINE.replace("[-1]", "[1]"), [TWO_THOUGHTS], ("content around a second '</think>'", 0, "assistant")),
         (FIRST_PART, [ASKED, say("assistant", PARTS)], ("content[1]", 1, "assistant")),
         (WHOLE, [ASKED, say("assistant", None, refusal="I won't.")], ("refusal", 1, "assistant")),
         (WHOLE, [ASKED, say("assistant", None, tool_plan="I look.", tool_calls=[CALL])], ("tool_plan", 1, "assistant")),
@@ -179,6 +182,11 @@ def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], co
     assert trained == [
         "<think>so</think>Not far.<|im_end|>" if counted == "reasoning_written" else "Not far.<|im_end|>"
     ]
+
+
+def test_a_content_with_two_thoughts_is_trained_where_the_template_writes_it() -> None:
+    trained, _ = steps(WHOLE, {"messages": [ASKED, TWO_THOUGHTS]})
+    assert trained == [f"{TWO_THOUGHTS['content']}<|im_end|>"]
 
 
 @pytest.mark.parametrize("key", ["tool_plan", "refusal"])
