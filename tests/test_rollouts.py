@@ -90,6 +90,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"adv": [1, 0, 1, 1]}, "count_mismatch", "3 responses, 4 adv"),
     ({"loss_mask": [[1, 0, 2], [], [1]]}, "wrong_type", "'loss_mask[0][2]' is a number (2), wanted 0 or 1"),
     ({"logprobs": [[-0.5, 0, -1e39], [], [-2.0]]}, "bad_number", "a number does not fit the dtype of its column"),
+    ({"rewards": [1, 0, 1e39]}, "bad_number", "a number does not fit the dtype of its column: rewards (float32)"),
     ({"rewards": 1}, "wrong_type", "field 'rewards' is a number (1), wanted a list, a number for each response"),
     ({"rewards": [1, 0, True]}, "wrong_type", "field 'rewards[2]' is a boolean (true), wanted a number"),
     ({"rewards": [1, 0, 2**53 + 1]}, "bad_number", "field 'rewards[2]' is a number (9007199254740993)"),

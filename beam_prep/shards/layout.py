@@ -231,7 +231,7 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
     Raises:
         ValueError: a token id (or a label) does not fit its dtype.
     """
-    lost = np.zeros(len(batch), bool)
+    lost: dict[int, tuple[str, str]] = {}
     columns, schema = {}, {}
     for name, column in batch.schema.items():
         dtype = dtypes.get(name, column.dtype)
@@ -240,10 +240,11 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
         if not fits.all():
             if column.role not in ("value", "token_value"):
                 raise ValueError(f"column {name!r} holds {rows.flat[~fits][0]}, which does not fit {dtype}: use int32")
-            lost |= rows.sums(~fits) > 0
+            message = f"a number does not fit the dtype of its column: {name} ({dtype})"
+            lost |= dict.fromkeys(np.flatnonzero(rows.sums(~fits)).tolist(), ("bad_number", message))
         columns[name], schema[name] = rows.with_flat(flat), replace(column, dtype=dtype)
     stored = batch._with(columns=columns, schema=schema)
-    return stored.reject(lost, "bad_number", "a number does not fit the dtype of its column") if lost.any() else stored
+    return stored.reject_each(lost) if lost else stored
 
 
 def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
