@@ -77,7 +77,7 @@ def with_prompt(record: Record, sides: Sides) -> Record:
     if len({type(value) for value in values}) > 1:
         found = ", ".join(f"{name!r} is {describe(value)}" for name, value in zip(names, values, strict=True))
         raise Reject("wrong_type", f"{found}: wanted sides of one kind")
-    given = [record[name] for name in sides.prompt if not is_absent(record.get(name))]
+    given = {name: record[name] for name in sides.prompt if not is_absent(record.get(name))}
     if given:
         without_prompt = _of_messages if sides.messages else _of_texts
         return without_prompt(record, sides, given, values)
@@ -142,8 +142,8 @@ def _shown(value: Any) -> str:
 # Texts.
 
 
-def _of_texts(record: Record, sides: Sides, given: Sequence[Any], values: Sequence[Any]) -> Record:
-    if not all(isinstance(value, str) for value in (*given, *values)):
+def _of_texts(record: Record, sides: Sides, given: Mapping[str, Any], values: Sequence[Any]) -> Record:
+    if not all(isinstance(value, str) for value in (*given.values(), *values)):
         return record
     prompt = "".join(record.get(name) or "" for name in sides.prompt)
     # Sections are joined without separator, so a side that repeats the prompt would follow it directly.
@@ -191,9 +191,9 @@ def _check_echo(sides: Sides, prompt: str, answers: Mapping[str, str]) -> None:
 # Messages.
 
 
-def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Sequence[Any]) -> Record:
-    # In a conversation, a prompt that is a text is the user's message, and a side that is a text is the answer.
-    lists = [_messages(value, "user") for value in given]
+def _of_messages(record: Record, sides: Sides, given: Mapping[str, Any], values: Sequence[Any]) -> Record:
+    # In a conversation, a prompt that is a text is the user's message (`system`: the system's), a side is the answer.
+    lists = [_messages(value, "system" if name == "system" else "user") for name, value in given.items()]
     chats = [_messages(value, "assistant") for value in values]
     if not all(lists) or not all(chats):
         return record

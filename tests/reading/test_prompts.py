@@ -256,3 +256,12 @@ def test_a_prompt_of_several_fields_is_their_sum() -> None:
     (sides,) = sides_of(outputs("a", fields=("s", "p")), False)
     found = with_prompt({"s": "Be brief. ", "p": "Sky?", "a": "Be brief. Sky? Blue."}, sides)
     assert found == {"s": "Be brief. ", "p": "Sky?", "a": " Blue."}
+
+
+def test_a_text_in_the_field_system_is_the_systems_message() -> None:
+    fields = ("system", "prompt")
+    (sides,) = sides_of(outputs("chosen", "rejected", template="conversation", fields=fields), False)
+    texts = {"system": "Be brief.", "prompt": "Which bird wades?"}
+    for record in (pair(None, "A heron.", "A robin."), pair(None, [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN])):
+        found = with_prompt({**record, **texts}, sides)
+        assert [found[name] for name in (*fields, "chosen", "rejected")] == [[SYSTEM, ASK], None, [HERON], [ROBIN]]
