@@ -256,7 +256,7 @@ def test_an_answer_that_looks_like_json_is_a_text(answer: str, tmp_path: Path) -
         for name, action in (("prompt", "mask"), ("completion", "train"))
     ]
     given = {**CHAT, "input": {**CHAT["input"], "sections": sections}, "mask": {}}
-    rows = [{"prompt": answer, "completion": answer}]
+    rows: list[dict[str, Any]] = [{"prompt": answer, "completion": answer}]
     asked = [{"role": "user", "content": answer}]
     said = [{"role": "assistant", "content": answer}]
     found = tokens_of(write(rows, tmp_path / "x"), given)

@@ -392,8 +392,8 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
     found = [] if not tools or (TOOLS, "tools") in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
         content = message.get("content")
-        is_content_alone = type(content) is str and _BESIDE_CONTENT.isdisjoint(message)
-        if is_content_alone and (index, "content") in written and "</think>" not in content:
+        is_alone = (index, "content") in written and _BESIDE_CONTENT.isdisjoint(message)
+        if is_alone and type(content) is str and "</think>" not in content:
             continue  # the most frequent case
         reasoned += (index, "reasoning") in written
         if (index, "*") not in written:
