@@ -8,7 +8,7 @@ from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import Reject
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, parsed_field, template_kwargs, tools
-from beam_prep.reading.records import Record, Records, are_bare, describe, is_absent
+from beam_prep.reading.records import Record, Records, are_bare, describe
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:
@@ -42,7 +42,7 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
         Reject: the value is no list of messages; `unsupported_part`: a content is a list with parts other than text and
             reasoning.
     """
-    if is_absent(value):
+    if value is None:
         return []
     if not isinstance(value, list):
         raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")

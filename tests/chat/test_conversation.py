@@ -7,7 +7,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from beam_prep.chat.checks import check_messages
 from tests.chat.trained import outcome, said, say, talk, trained
 
 CHATML = (
@@ -88,11 +87,6 @@ def test_several_blocks_a_message() -> None:
     assert said(template, messages, assistant="last") == ["u", "b"]
     messages[1]["train"], messages[3]["train"] = True, False
     assert said(template, messages) == ["t", "a"]
-
-
-@pytest.mark.parametrize("blank", [None, "", " \n", []])
-def test_a_blank_field_holds_no_messages(blank: Any) -> None:
-    assert check_messages(blank, "messages") == []
 
 
 # Derived spans
