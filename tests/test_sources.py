@@ -242,6 +242,8 @@ def test_messages_as_json_text_are_messages(tmp_path: Path) -> None:
 ANSWERS = {
     "a list": '["Brest", "Nantes"]',
     "calls": '[{"name": "get_tide", "arguments": {"port": "Brest"}}]',
+    "objects": '[{"port": "Brest", "by": {"role": "pilot"}}]',
+    "calls of Python": "[{'name': 'get_tide'}]",
     "a call": "[get_tide(port='Brest')]",
     "a source": "[1] says so.",
     "an object": '{"role": "port", "content": "Brest"}',

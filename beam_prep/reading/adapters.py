@@ -506,7 +506,10 @@ def template_kwargs(record: Record) -> dict[str, Any]:
     return found
 
 
-_MESSAGES = re.compile(r'\s*(\[\s*[]{]|\{\s*(?="role"|"content").*"role"\s*:\s*"(assistant|user)")', re.DOTALL)
+_MESSAGES = re.compile(
+    r'\s*(\[\s*(\]|\{.*"(role|from)"\s*:)|\{\s*(?="role"|"content").*"role"\s*:\s*"(assistant|user)")', re.DOTALL
+)
+"""JSON of messages, or of one; other JSON is a text."""
 
 
 def message_list(value: Any, where: str) -> list[Any] | None:
@@ -520,9 +523,8 @@ def message_list(value: Any, where: str) -> list[Any] | None:
     """
     if isinstance(value, str) and _MESSAGES.match(value):
         messages: list[Any] = _listed(parsed_field(value, where, "a list of messages"))
-        # The text of an answer may be calls.
-        are_calls = [type(each) is dict and "arguments" in each and "role" not in each for each in messages]
-        return None if messages and all(are_calls) else messages
+        speak = [isinstance(each, dict) and not {"role", "from"}.isdisjoint(each) for each in messages]
+        return messages if any(speak) or not messages else None
     if not isinstance(value, dict) or not {"role", "from"} & {*value} or {*map(type, value.values())} != {list}:
         return None
     if len({*map(len, value.values())}) > 1:
