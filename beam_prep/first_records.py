@@ -116,10 +116,14 @@ class FirstRecords:
             if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 found[f"{path}: {text}"] = None
             found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
-            if key is not None and looked and not any(key in row for row in looked):
+            named = {name: ("keep_fields", "the column is empty") for name in part.output.keep_fields}
+            if key is not None:
+                named[key] = ("domain_key", "they are in the domain '__default__'")
+            for name in [name for name in named if looked and not any(name in row for row in looked)]:
+                setting, so = named[name]
                 found[
-                    f"{path}: output.domain_key {key!r} is in none of {counted(len(looked), 'record')}: they are in "
-                    "the domain '__default__'; name a field of the records, not one within another field"
+                    f"{path}: output.{setting} {name!r} is in none of {counted(len(looked), 'record')}: {so}; name a "
+                    "field of the records, not one within another field"
                 ] = None
             numbers = [row[key] for row in looked if key is not None and isinstance(row.get(key), int | float)]
             if numbers:

@@ -43,8 +43,11 @@ def test_what_is_no_domain_is_said(run: Callable[..., Any], caplog: pytest.LogCa
 
 
 def test_a_key_that_no_record_has_is_said(run: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    run({**TEXTS, "output": {"domain_key": "meta.d"}}, [{**PARTS, "meta": {"d": "web"}}] * 2)
+    given = {"domain_key": "meta.d", "keep_fields": ["idd", "id"]}
+    run({**TEXTS, "output": given}, [{**PARTS, "id": "a", "meta": {"d": "web", "id": "a"}}] * 2)
     assert "output.domain_key 'meta.d' is in none of 2 records: they are in the domain '__default__'" in caplog.text
+    assert "output.keep_fields 'idd' is in none of 2 records: the column is empty" in caplog.text
+    assert "keep_fields 'id'" not in caplog.text
 
 
 def test_the_domain_of_a_group_comes_before_that_of_a_record(run: Callable[..., Any], tmp_path: Path) -> None:
