@@ -167,6 +167,16 @@ def test_reasoning_within_a_content_is_masked_alone(template: str, content: str,
     assert trained(template, chat, bp.MaskOptions(reasoning="mask")) == wanted
 
 
+CLOSING = "{{- m.content.split('</think>')[0] + ('</think>\n\n' if '</think>' in m.content else '') }}"
+
+
+@pytest.mark.parametrize("written", ["{{- m.content }}", CLOSING])
+def test_calls_directly_behind_reasoning_within_a_content_are_masked(written: str) -> None:
+    chat = [CHAT[0], {"role": "assistant", "content": "<think>hm</think>", "tool_calls": [CALL]}]
+    begin, end = trained(HEADER + written + CALLS + END_OF_LOOP, chat, bp.MaskOptions(tool_calls="mask"))
+    assert (begin.rstrip(), end) == ("<think>hm</think>", END)
+
+
 def test_an_answer_that_is_not_written_is_the_last_all_the_same() -> None:
     options = bp.MaskOptions(reasoning="mask")
     batch = segments_of(

@@ -469,6 +469,7 @@ def _borders(text: str, message: Message, own: Sequence[SourceSpan], end: int, t
         close = _INLINE_END.search(text, first, end)
         thought = text[first : close.start()].strip() if close else rest
         if close and (thought in inline or thought not in rest):  # otherwise the template drops the first one
-            others = [each for each in borders if not first <= each[0] < close.end()]
+            # Calls behind it may begin with the blanks behind the tag, or with a tag that the template writes.
+            others = [(at if at < first else max(at, close.end()), kind) for at, kind in borders]
             return sorted([*others, (first, REASONING), (close.end(), CONTENT)])
     return borders
