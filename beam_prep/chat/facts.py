@@ -167,11 +167,15 @@ def _closers(facts: Facts, around: _Around) -> Iterator[str]:
 
 
 def _end_behind_words(facts: Facts, around: _Around) -> str:
-    """The last token behind all answers, if other tokens and words stand before it (Kimi K3); otherwise ""."""
+    """The last token behind all answers, if words and a token that closes several parts stand before it; otherwise "".
+
+    This is Kimi K3's. Behind a token that stands there once, the template may say something that the model does not.
+    """
     text, *others = {each.rstrip() for each in (*around.own, *around.last)} or {""}
     *parts, end = facts.tokens.special.findall(text) or [""]
     is_turn = not facts.openings.isdisjoint((*parts, end))  # the template writes another turn there
-    is_end = parts and end not in parts and text.endswith(end) and not (others or is_turn)
+    closes_parts = bool(parts) and parts[0] in parts[1:] and end not in parts
+    is_end = closes_parts and text.endswith(end) and not (others or is_turn)
     return end if is_end and re.search(r"\w", facts.tokens.special.sub("", text)) else ""
 
 

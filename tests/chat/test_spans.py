@@ -226,6 +226,15 @@ def test_a_token_that_also_closes_parts_of_a_turn_does_not_end_it(thought: str) 
     assert trained(source, talk("q", "a", "r", "b"), controls=controls) == wanted
 
 
+@pytest.mark.parametrize("behind", ["\n<|note|>Thanks.<|sep|>", "Now ask.<|user|>", " rated good</s>"])
+def test_what_the_template_says_behind_the_end_token_is_not_the_answers(behind: str) -> None:
+    answer = "<|bot|>{{ m.content }}<|end|>" + behind
+    source = each("{% if m.role == 'assistant' %}" + answer + "{% else %}{{ m.content }}{% endif %}")
+    source += "{% if add_generation_prompt %}<|bot|>{% endif %}"
+    controls = ("<|bot|>", "<|end|>", "<|note|>", "<|sep|>", "<|user|>", "</s>")
+    assert trained(source, talk("q", "a", "r", "b"), controls=controls) == ["a<|end|>", "b<|end|>"]
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
