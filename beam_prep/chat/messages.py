@@ -1,5 +1,6 @@
 """Messages in the form that a template takes, and the parts of them that a template does not write."""
 
+import itertools
 import json
 import operator
 import re
@@ -220,8 +221,10 @@ class Forms:
         make, fits = self._ids
         made, waiting = [], list[tuple[int, Any, str, str]]()
         count, changed, questions = 0, 0, 0
-        named = {str(message.get("tool_call_id") or "") for message in messages}  # calls that results name
-        for message in messages:
+        # Results, and the message before them, have the same step. Later calls may have the same ids.
+        steps = [*itertools.accumulate(message["role"] not in ("tool", "function") for message in messages)]
+        named = {(at, str(message.get("tool_call_id") or "")) for at, message in zip(steps, messages, strict=True)}
+        for step, message in zip(steps, messages, strict=True):
             questions += message["role"] == "user"
             if self._takes_calls and message.get("function_call"):
                 rest = {key: value for key, value in message.items() if key != "function_call"}
@@ -245,7 +248,8 @@ class Forms:
             if waiting and message["role"] == "tool":
                 given = message.get("tool_call_id") or None
                 mine = [each for each in waiting if given in (None, each[1])]
-                mine.sort(key=lambda each: (each[0], str(each[1]) in named))  # those of the last question first
+                # Those of the last question first, and those that another result names last.
+                mine.sort(key=lambda each: (each[0], (step, str(each[1])) in named))
                 if mine:
                     found = next((each for each in mine if each[2] == message.get("name")), mine[0])
                     waiting.remove(found)

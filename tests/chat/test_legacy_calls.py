@@ -99,6 +99,15 @@ def test_a_result_without_an_id_gets_that_of_its_call(source: str) -> None:
         assert re.findall("## (.*?)<", text) == wanted
 
 
+def test_ids_that_come_again_in_a_later_turn_do_not_count_for_results_without_an_id() -> None:
+    one, other = ({"id": f"functions.go:{place}", "function": {"name": "go", "arguments": "{}"}} for place in (0, 1))
+    result = {"role": "tool", "content": "x"}
+    asked = [OLD[0], {"role": "assistant", "content": "", "tool_calls": [one, other]}, result, result]
+    asked += [{"role": "assistant", "content": "", "tool_calls": [one]}, {**result, "tool_call_id": one["id"]}, OLD[3]]
+    text, _ = outcome(NAMED, asked, controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
+    assert re.findall("## (.*?)<", text) == ["functions.go:0", "functions.go:1", "functions.go:0"]
+
+
 def test_a_result_without_an_id_is_not_that_of_an_earlier_question() -> None:
     asked: list[dict[str, Any]] = []
     for own, name in (("functions.go:0", "go"), ("functions.go:1", "get_tide"), ("functions.go:2", "go")):
