@@ -312,7 +312,7 @@ def _same(ones: Sequence[_Message], others: Sequence[_Message]) -> bool:
     return [*map(_compared, ones)] == [*map(_compared, others)]
 
 
-_SAID = ("name", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+_SAID = ("name", "tool_call_id", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
 
 def _compared(message: _Message) -> list[Any]:

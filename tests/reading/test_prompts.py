@@ -84,6 +84,10 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
         ([ASK, CALL, RESULT], [RESULT, HERON], [RESULT, ROBIN]),
         ([ASK, CALL, RESULT], [HERON], [ROBIN]),
     ),
+    "the sides begin with the result of the prompt's other call": (
+        ([ASK, CALL, {**RESULT, "tool_call_id": "a"}], [{**RESULT, "tool_call_id": "b"}, HERON], [ROBIN]),
+        ([ASK, CALL, {**RESULT, "tool_call_id": "a"}], [{**RESULT, "tool_call_id": "b"}, HERON], [ROBIN]),
+    ),
     "sides that begin with the prompt's last call make it again": (
         ([ASK, CALL, RESULT], [CALL, RESULT, HERON], [ROBIN]),
         ([ASK, CALL, RESULT], [CALL, RESULT, HERON], [ROBIN]),
