@@ -620,11 +620,11 @@ def start(
     given = f"{shlex.join(inputs)} \\\n    {options}"
     commands = [f"beam-prep {name} {given}" for name in ("audit", "inspect", "run -o out")]
     text = json.dumps(made.config, ensure_ascii=False, indent=2)
-    write_file(os.path.abspath(target), f"{text}\n".encode())
+    write_file(os.path.realpath(target), f"{text}\n".encode())
     cells = [(place, why.replace("|", "\\|")) for place, why in made.reasons()]
     table = ["| field | why |", "|---|---|", *(f"| `{place}` | {why} |" for place, why in cells)]
     page = [f"# Why {target.name} is so", "", *table, "", "```text", *told, "", *commands, "```"]
-    write_file(os.path.abspath(reasons), ("\n".join(page).translate(VISIBLE) + "\n").encode())
+    write_file(os.path.realpath(reasons), ("\n".join(page).translate(VISIBLE) + "\n").encode())
     told += [f"wrote {target}, and why it is so: {reasons}", "next:", *(f"  {line}" for line in commands)]
     return told
 

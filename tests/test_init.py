@@ -564,3 +564,13 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_config(
     assert main(["init", str(chats), "-o", str(tmp_path / "config.json")]) == 5
     assert "config.json" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [chats]
+
+
+def test_a_link_to_a_config_is_followed(tmp_path: Path) -> None:
+    chats, config, link = (tmp_path / name for name in ("chats.jsonl", "config.json", "link.json"))
+    chats.write_text('{"messages": [{"role": "assistant", "content": "It wades."}]}\n', encoding="utf-8")
+    config.write_text("{}", encoding="utf-8")
+    link.symlink_to(config)
+    assert main(["init", str(chats), "-o", str(link), "--overwrite"]) == 0
+    assert link.is_symlink()
+    assert "input" in json.loads(config.read_text())
