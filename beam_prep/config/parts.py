@@ -137,10 +137,13 @@ def _as_strings(value: object) -> object:
     """A list of fields becomes an object: field -> "string"."""
     if isinstance(value, dict):
         return value
-    names = list(value) if isinstance(value, list | tuple) else [None]
-    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+    if (
+        not isinstance(value, list | tuple)
+        or not all(isinstance(name, str) for name in value)
+        or len(set(value)) < len(value)
+    ):
         raise ValueError(f"found {shown(value)}; must be a list of fields, each once, or an object: field to type")
-    return dict.fromkeys(names, "string")
+    return dict.fromkeys(value, "string")
 
 
 def _as_iso(day: str) -> str:
