@@ -245,9 +245,13 @@ ANSWERS = {
     "objects": '[{"port": "Brest", "by": {"role": "pilot"}}]',
     "calls of Python": "[{'name': 'get_tide'}]",
     "a call": "[get_tide(port='Brest')]",
+    "calls": '[{"name": "get_tide", "arguments": {"from": "Brest"}}]',
+    "sets": "[{Brest}, {Nantes}]",
+    "an empty list": "[] says so.",
     "a source": "[1] says so.",
     "an object": '{"role": "port", "content": "Brest"}',
     "part of a message": '{"content": "Brest", "of": {"roles": ["user"]}}',
+    "messages within": '{"content": "Brest", "of": [{"role": "user", "content": "q"}]}',
 }
 
 

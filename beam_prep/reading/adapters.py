@@ -507,13 +507,14 @@ def template_kwargs(record: Record) -> dict[str, Any]:
 
 
 _MESSAGES = re.compile(
-    r'\s*(\[\s*(\]|\{.*"(role|from)"\s*:)|\{\s*(?="role"|"content").*"role"\s*:\s*"(assistant|user)")', re.DOTALL
+    r"""\s*(\[\s*(\]\s*\Z|\{.*["'](role|from)["'])|\{\s*(?="role"|"content").*"role"\s*:\s*"(assistant|user)")""",
+    re.DOTALL,
 )
-"""JSON of messages, or of one; other JSON is a text."""
+"""JSON of messages, or of one. Those of Python have other quotes, and are rejected."""
 
 
 def message_list(value: Any, where: str) -> list[Any] | None:
-    """Messages in another form than a list of messages; None if the value has no such form, as a text in brackets.
+    """Messages in another form than a list of messages; None if the value has no such form, as other texts.
 
     The forms are: the list, or one message, as JSON in a string; or lists of equal length in an object (`{"role":
     [...], "content": [...]}`), as `datasets` stores a `Sequence` of a dict.
@@ -523,8 +524,8 @@ def message_list(value: Any, where: str) -> list[Any] | None:
     """
     if isinstance(value, str) and _MESSAGES.match(value):
         messages: list[Any] = _listed(parsed_field(value, where, "a list of messages"))
-        speak = [isinstance(each, dict) and not {"role", "from"}.isdisjoint(each) for each in messages]
-        return messages if any(speak) or not messages else None
+        # Other JSON is a text, as of calls that an answer consists of.
+        return messages if all(isinstance(each, dict) and {"role", "from"} & {*each} for each in messages[:1]) else None
     if not isinstance(value, dict) or not {"role", "from"} & {*value} or {*map(type, value.values())} != {list}:
         return None
     if len({*map(len, value.values())}) > 1:
