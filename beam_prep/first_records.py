@@ -116,7 +116,7 @@ class FirstRecords:
             if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 found[f"{path}: {text}"] = None
             found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
-            named = {name: ("keep_fields", "the column is empty") for name in part.output.keep_fields}
+            named = dict.fromkeys(part.output.keep_fields, ("keep_fields", "the column is empty"))
             if key is not None:
                 named[key] = ("domain_key", "they are in the domain '__default__'")
             for name in [name for name in named if looked and not any(name in row for row in looked)]:

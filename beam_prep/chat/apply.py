@@ -283,8 +283,7 @@ class _BlockRenderer:
         domain_keys = [] if domain_key is None else [domain_key]
         self._read = dict.fromkeys([*(section.field for section in sections), *_READ, *domain_keys])
         self._beyond = lines_beyond_json(records.ledger)
-        # Of each row: its line, its number within the record, its domain, the record's weight.
-        self._lines, self._numbers, self._domains, self._weights = list[int](), list[int](), list[str](), list[float]()
+        self._kept: list[tuple[int, int, str, float]] = []  # of each row: line, number in the record, domain, weight
         self._counters: dict[str, dict[int, int]] = {}  # name -> row -> count
         self._characters = 0
 
@@ -301,14 +300,16 @@ class _BlockRenderer:
             except MemoryError:
                 found = f"there is not enough memory to render {records.place(line)}"
                 raise RunError(f"{found}: leave that record out") from None
-        lines, outputs = np.asarray(self._lines, np.int32), tuple(self._outputs)
-        rendered = Rendered(records.origin, ledger, lines, records.receipt, outputs, self._domains)
+        kept: list[Any] = [[row[place] for row in self._kept] for place in range(4)]
+        lines, numbers, domains, weights = kept
+        line, outputs = np.array(lines, np.int32), tuple(self._outputs)
+        rendered = Rendered(records.origin, ledger, line, records.receipt, outputs, domains)
         rendered.made = dict(sum([each.made for each in self._conversations], Counter(records.made)))
         if self._chat_format.rules.turns is not None:
-            rendered.row = np.array(self._numbers, np.int32)
-        rendered.weights = np.array(self._weights) if self._weighted else None
+            rendered.row = np.array(numbers, np.int32)
+        rendered.weights = np.array(weights) if self._weighted else None
         for name, counts in self._counters.items():
-            rendered.counters[name] = np.zeros(len(lines), np.int64)
+            rendered.counters[name] = np.zeros(len(line), np.int64)
             rendered.counters[name][[*counts]] = [*counts.values()]
         for output, each in zip(outputs, self._collectors, strict=True):
             target: dict[str, Any] = rendered.values if output.kind == "value" else rendered.pieces
@@ -334,11 +335,8 @@ class _BlockRenderer:
         counted = [*(each.counted for each in self._conversations), {DROPPED: dropped} if dropped else {}]
         for name, count in chain.from_iterable(map(dict.items, counted)):
             counts = self._counters.setdefault(name, {})
-            counts[len(self._lines)] = counts.get(len(self._lines), 0) + count
-        self._lines += [line] * len(rows)
-        self._numbers += range(len(rows))
-        self._weights += [weight] * len(rows)
-        self._domains += [domain] * len(rows)
+            counts[len(self._kept)] = counts.get(len(self._kept), 0) + count
+        self._kept += [(line, number, domain, weight) for number in range(len(rows))]
         return True
 
     def _rows_of(self, record: Record, place: int, line: int) -> list[Any]:
