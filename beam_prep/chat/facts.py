@@ -33,6 +33,7 @@ def facts_of(renderer: Renderer) -> Facts:
     facts.plain_end = facts.first_run(around.said[0].removesuffix(facts.always)) if around.said else None
     if end := _end_behind_words(facts, around):
         facts.plain_end = facts.end_in_history = end
+        facts.has_parts = True
     for messages, rendering in probes:
         Turns(renderer, facts, rendering, messages).all()
     facts.learning = False

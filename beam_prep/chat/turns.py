@@ -92,6 +92,7 @@ class Facts:
         closers: tokens that stand in prompts, but end turns.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: unknown.
+        has_parts: other tokens stand before plain_end, which close parts of an answer (Kimi K3).
         end_in_history: the special tokens behind answers that a question follows; "": none (other ones than plain_end:
             Apriel 1.6).
         gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
@@ -112,7 +113,8 @@ class Facts:
         self.end_in_history = self.always = ""
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.left_out: set[str] = set()
-        self.disordered, self.learning = False, True
+        self.has_parts = self.disordered = False
+        self.learning = True
         # Tails are mostly the same few constants.
         self.end_in = functools.lru_cache(1000)(self._end_in)
 
@@ -138,9 +140,10 @@ class Facts:
     def _end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
         """`end_in`: the end of a turn in the text behind the message's text; None: no token there ends a turn.
 
-        The end of a plain answer counts if it is there. Behind calls, where tokens may end a call alone, the last does.
+        Tokens that end a call may stand behind calls, and tokens that end a part behind parts. So there, the end of a
+        plain answer counts, or the last token. Elsewhere it may end what the template says behind the turn.
         """
-        if plain and plain in tail:
+        if (calls or self.has_parts) and plain and plain in tail:
             return tail.find(plain) + len(plain)
         only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
         last = ends[-1] if ends else None

@@ -235,6 +235,13 @@ def test_what_the_template_says_behind_the_end_token_is_not_the_answers(behind: 
     assert trained(source, talk("q", "a", "r", "b"), controls=controls) == ["a<|end|>", "b<|end|>"]
 
 
+def test_the_end_of_plain_answers_that_ends_what_the_template_says_behind_another_end_is_not_the_answers() -> None:
+    behind = "{{ '<|cut|>\n<|im_start|>note\nCut off.<|im_end|>\n' if m.cut else '<|im_end|>\n' }}"
+    source = each(HEADER + "{{ m.content }}" + behind) + PROMPT
+    messages = [say("user", "q"), say("assistant", "a", cut=True), say("user", "r"), say("assistant", "b")]
+    assert trained(source, messages, controls=(*CONTROLS, "<|cut|>")) == ["a<|cut|>", "b<|im_end|>"]
+
+
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
