@@ -218,34 +218,23 @@ class Forms:
         misses, gets another. A result gets the id of its call: that of the same id, else the next of the same name, or
         of any, and not one of an earlier question if it can be another. Also returns the number of changed calls.
         """
-        make, fits = self._ids
-        made, waiting = [], list[tuple[int, Any, str, str]]()
-        count, changed, questions = 0, 0, 0
         # Results, and the message before them, have the same step. Later calls may have the same ids.
         steps = [*itertools.accumulate(message["role"] not in ("tool", "function") for message in messages)]
         named = {(at, str(message.get("tool_call_id") or "")) for at, message in zip(steps, messages, strict=True)}
-        for step, message in zip(steps, messages, strict=True):
+        made, waiting = [], list[tuple[int, Any, str, str]]()  # without a result: (-question, its id, function, new id)
+        count, changed, questions = 0, 0, 0
+        for step, message in zip(steps, map(self._with_calls, messages), strict=True):
             questions += message["role"] == "user"
-            if self._takes_calls and message.get("function_call"):
-                rest = {key: value for key, value in message.items() if key != "function_call"}
-                new = {"type": "function", "function": message["function_call"]}
-                message = {"content": "", **rest, "tool_calls": [new]}
-            elif self._takes_results and message["role"] == "function":
-                message = {**message, "role": "tool"}
-            done = []
-            for each in message.get("tool_calls") or ():
-                name, own = str(_function_of(each).get("name")), each.get("id") or None
-                fitting = own if own and (not fits or fits(name, str(own))) else make(name, count)
-                if fitting not in (None, own):
-                    # The id comes first, as OpenAI's API writes it, and in place of a null.
-                    each = {"id": fitting, **each} | {"id": fitting}
-                    changed += 1
-                if fitting:
-                    waiting.append((-questions, own, name, fitting))
-                done.append(each)
-                count += 1
-            message = {**message, "tool_calls": done} if done else message
-            if waiting and message["role"] == "tool":
+            if calls := message.get("tool_calls"):
+                done = [self._with_id(each, place) for place, each in enumerate(calls, count)]
+                count += len(calls)
+                changed += sum(map(operator.is_not, done, calls))
+                for each, new in zip(calls, done, strict=True):
+                    if new.get("id"):
+                        name = str(_function_of(each).get("name"))
+                        waiting.append((-questions, each.get("id") or None, name, new["id"]))
+                message = {**message, "tool_calls": done}
+            elif waiting and message["role"] == "tool":
                 given = message.get("tool_call_id") or None
                 mine = [each for each in waiting if given in (None, each[1])]
                 # Those of the last question first, and those that another result names last.
@@ -256,6 +245,25 @@ class Forms:
                     message = {**message, "tool_call_id": found[3]}
             made.append(message)
         return made, changed
+
+    def _with_calls(self, message: Message) -> Message:
+        """A message in the form of today's API, if the template reads it."""
+        if self._takes_calls and message.get("function_call"):
+            rest = {key: value for key, value in message.items() if key != "function_call"}
+            return {"content": "", **rest, "tool_calls": [{"type": "function", "function": message["function_call"]}]}
+        if self._takes_results and message["role"] == "function":
+            return {**message, "role": "tool"}
+        return message
+
+    def _with_id(self, given: Any, place: int) -> Any:
+        """A call with an id that the template takes. `place`: the number of earlier calls."""
+        make, fits = self._ids
+        name, own = str(_function_of(given).get("name")), given.get("id") or None
+        if own and (not fits or fits(name, str(own))):
+            return given
+        fitting = make(name, place)
+        # The id comes first, as OpenAI's API writes it, and in place of a null.
+        return given if fitting is None or fitting == own else {"id": fitting, **given} | {"id": fitting}
 
     def _legacy_forms(self) -> tuple[bool, bool, _Ids]:
         """(calls become `tool_calls`, results get the role `tool`, the form of ids)."""
