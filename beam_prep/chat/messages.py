@@ -366,7 +366,7 @@ def text_of_part(part: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-_INLINE = re.compile(r"\s*(?:<think>)?.*?</think>\n*", re.DOTALL)
+_INLINE = re.compile(r"\s*(?:<think>.*?|(?:(?!<think>).)*?)</think>\n*", re.DOTALL)
 """Reasoning at the beginning of a content. The generation prompt may hold its first tag (DeepSeek-R1)."""
 
 
@@ -375,6 +375,8 @@ def inline_reasoning(message: Mapping[str, Any]) -> tuple[str, str]:
 
     >>> inline_reasoning({"role": "assistant", "content": [{"type": "text", "text": "<think>So</think>Yes."}]})
     ('<think>So</think>', 'Yes.')
+    >>> inline_reasoning({"role": "assistant", "content": "Yes. <think>So</think>"})
+    ('', 'Yes. <think>So</think>')
     """
     content = message.get("content") or ""
     text = content if isinstance(content, str) else "".join(map(text_of_part, content))

@@ -182,10 +182,11 @@ def header_of(renderer: Renderer, messages: Sequence[Message]) -> Header:
     spoken, ended = (each.segments[-1].end if each.segments else 0 for each in (asked, closed))
     if len(asked.segments) > len(closed.segments):
         return Header("", 0, True, asked.text, last)
-    closing = shared(closed.text[ended:], asked.text[spoken:])
-    if asked.text != closed.text:
-        return Header(asked.text[spoken:], closing, True, asked.text, last)
-    return plain_header(renderer, messages, closed.text[spoken:], last)
+    header, closed_by = asked.text[spoken:], closed.text[ended:]
+    if asked.text == closed.text:
+        return plain_header(renderer, messages, closed_by, last)
+    closing = renderer.tokens.whole(header, 0, shared(closed_by, header))
+    return Header(header, closing, True, asked.text, last)
 
 
 def plain_header(renderer: Renderer, messages: Sequence[Message], closed: str, last: Any) -> Header:

@@ -334,3 +334,10 @@ def test_what_has_no_order_or_is_one_of_our_classes_is_not_written() -> None:
     assert "a template writes a function" in written("messages[0].get", "{{ X }}")
     for expression in ("messages[0].keys() - ['x']", "{'x': 1, 'y': 2}.keys() - 'ab'"):
         assert "a template makes a set" in written(f"({expression}) | length", "{{ X }}")
+
+
+def test_a_generation_prompt_is_whole_though_an_end_begins_with_the_same_characters() -> None:
+    loop = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    source = loop + "{{ '<|assistant|>' if add_generation_prompt else '<|eos|>' }}"
+    template = ChatTemplate(source, {}, ["<|end|>", "<|eos|>", "<|assistant|>"])
+    assert template.generation_prompt() == "<|assistant|>"
