@@ -89,7 +89,8 @@ _OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
         raise argparse.ArgumentTypeError(f"found {text!r}, wanted a time such as 90s, 30m, 12h or 7d")
-    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}[text[-1]]
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}[text[-1]]
+    return float(text[:-1]) * unit
 
 
 def _bytes(text: str) -> int:

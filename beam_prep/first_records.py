@@ -245,7 +245,8 @@ def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
     columns = layout.columns(tuple(batch.schema.values()))
     width = {column.name: np.dtype(column.dtype).itemsize for column in columns}
     rows = layout.rows([({name: batch[name] for name in batch.schema}, None)], columns)
-    return len(formats) * sum(width[name] * len(values.flat) for part, _ in rows for name, values in part.items())
+    sizes = (width[name] * len(values.flat) for part, _ in rows for name, values in part.items())
+    return len(formats) * sum(sizes)
 
 
 def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
@@ -259,7 +260,8 @@ def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
         disks.setdefault(os.stat(_existing(folder)).st_dev, {}).setdefault(what, (folder, size))
     lines = []
     for wanted in disks.values():
-        need, free = sum(size for _, size in wanted.values()), free_bytes(next(iter(wanted.values()))[0])
+        need = sum(size for _, size in wanted.values())
+        free = free_bytes(next(iter(wanted.values()))[0])
         if need > free:
             listed = " and ".join(f"{what} in {folder}" for what, (folder, size) in wanted.items() if size)
             lines.append(

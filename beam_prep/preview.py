@@ -121,7 +121,8 @@ class SampleRows(RowSource):
     def left_out(self, kind: str) -> Iterator[LeftOut]:
         if kind == "marked":
             for part in self.sample.parts:
-                for line in part.rows.line[np.isin(part.rows.line, list(part.rows.ledger.notes))].tolist():
+                is_marked = np.isin(part.rows.line, list(part.rows.ledger.notes))
+                for line in part.rows.line[is_marked].tolist():
                     yield self._left_out(part, line)
         for found, _, part, line in self.sample.left_out():
             if found == kind:
@@ -174,10 +175,11 @@ class SampleRows(RowSource):
         found = []
         for number in range(count):
             chunk = f"{what} {number + 1:,} of {count:,}" if count > 1 else ""
-            title = [_place(part, line), chunk, why, f"domain {batch.domain[row]}", batch.ledger.notes.get(line, "")]
+            words = [_place(part, line), chunk, why, f"domain {batch.domain[row]}", batch.ledger.notes.get(line, "")]
+            title = [*filter(None, words)]
             values = {name: column[number] for name, column in columns.items()}
             values |= {c.name: metadata_value(c, values[c.name]) for c in schema if c.metadata}
-            found.append(ShownRow(kind, values, [*filter(None, title)], batch.domain[row], counters, batch.roles.names))
+            found.append(ShownRow(kind, values, title, batch.domain[row], counters, batch.roles.names))
         return found
 
     def _left_out(self, part: Part, line: int) -> LeftOut:

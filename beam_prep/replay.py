@@ -265,7 +265,8 @@ def documents(dataset: Dataset) -> Array | None:
 
 def _documents_of(row: Mapping[str, Any], columns: Sequence[Column]) -> Iterator[Any]:
     named = {column.role: row[column.name] for column in columns}
-    places = zip(np.atleast_1d(named["file"]).tolist(), np.atleast_1d(named["offset"]).tolist(), strict=True)
+    files, offsets = (np.atleast_1d(named[role]).tolist() for role in ("file", "offset"))
+    places = zip(files, offsets, strict=True)
     borders = [0, *np.cumsum(named["lengths"]).tolist()] if "lengths" in named else [0, None]
     for place, start, end in zip(places, borders[:-1], borders[1:], strict=True):
         digest = hashlib.blake2b(digest_size=8)
@@ -290,5 +291,8 @@ def compare(before: Array, after: Array | None, manifest: Mapping[str, Any]) -> 
         return None
     both = np.intersect1d(before["place"], after["place"])
     changed = np.intersect1d(both, np.setxor1d(before, after)["place"])
-    first = place_at(manifest["inputs"][changed[0]["file"]]["path"], int(changed[0]["offset"])) if len(changed) else ""
+    first = ""
+    if len(changed):
+        file, offset = changed[0]["file"], int(changed[0]["offset"])
+        first = place_at(manifest["inputs"][file]["path"], offset)
     return RowsCompared(len(both) - len(changed), len(changed), first)

@@ -245,7 +245,7 @@ ANSWERS = {
     "objects": '[{"port": "Brest", "by": {"role": "pilot"}}]',
     "calls of Python": "[{'name': 'get_tide'}]",
     "a call": "[get_tide(port='Brest')]",
-    "calls": '[{"name": "get_tide", "arguments": {"from": "Brest"}}]',
+    "a call with from": '[{"name": "get_tide", "arguments": {"from": "Brest"}}]',
     "sets": "[{Brest}, {Nantes}]",
     "an empty list": "[] says so.",
     "a source": "[1] says so.",

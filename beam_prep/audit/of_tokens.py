@@ -52,7 +52,8 @@ def not_written(sample: Sample) -> Iterator[Finding]:
     for name in report.not_written(totals):
         hits, (_, says, mend) = Hits(sample), report.NOT_WRITTEN[name]
         for part, block in rendered:
-            for line in block.line[block.counters.get(name, np.zeros(len(block.line))) > 0].tolist():
+            counts = block.counters.get(name, np.zeros(len(block.line)))
+            for line in block.line[counts > 0].tolist():
                 hits.add(part, line)
         yield from hits.finding(name, says.format(hits.told), mend)
 

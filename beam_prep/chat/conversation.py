@@ -427,8 +427,9 @@ def kinds_of(
     begin = max(start, at + len(prompt)) if 0 <= at <= start else start
     end = _end(text, begin, stop, own, tokens)
     # The prompt may hold the first tag of a content.
-    said = [each._replace(begin=max(each.begin, begin)) for each in own if each.begin < end and each.end > each.begin]
-    borders = _borders(text, message, [each for each in said if each.end > begin], end, tokens)
+    written = (each for each in own if each.begin < end and each.end > max(each.begin, begin))
+    said = [each._replace(begin=max(each.begin, begin)) for each in written]
+    borders = _borders(text, message, said, end, tokens)
     cuts = [(begin, borders[0][1] if borders else CONTENT), *borders[1:], (end, EOS)]
     if begin > start:
         cuts.insert(0, (start, GENERATION_PROMPT if options.generation_prompt == "mask" else CONTENT))

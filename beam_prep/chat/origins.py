@@ -128,7 +128,8 @@ class Text(Constant):
 
     def __getitem__(self, key: Any) -> Any:
         found = str.__getitem__(self, key)
-        begin, _, step = (key if isinstance(key, slice) else slice(key, key + 1 or None)).indices(len(self))
+        taken = key if isinstance(key, slice) else slice(key, key + 1 or None)
+        begin, _, step = taken.indices(len(self))
         return _cut(self, begin, begin + len(found)) if step == 1 else derived(found, (self,))
 
     def __iter__(self) -> Iterator[Any]:

@@ -31,26 +31,23 @@ NOT_SHOWN = (
 )
 
 
-def turns_by_prefixes(text: str, messages: Sequence[Message], written: Written, tokens: Tokens) -> list[Turn]:
+def turns_by_prefixes(text: str, messages: Sequence[Message], written: Written) -> list[Turn]:
     """The turns of all messages. Turns that renderings of prefixes do not show are refused.
 
     Args:
         text: the whole conversation.
         messages: its messages.
         written: renders messages.
-        tokens: the special tokens.
     """
     return [
         Turn(index, (span,))
-        if (span := _span(text, messages, index, written, tokens)) and _prompted(messages, index, written)
+        if (span := _span(text, messages, index, written)) and _prompted(messages, index, written)
         else Turn(index, (), NOT_SHOWN)
         for index in range(len(messages))
     ]
 
 
-def _span(
-    text: str, messages: Sequence[Message], index: int, written: Written, tokens: Tokens
-) -> tuple[int, int] | None:
+def _span(text: str, messages: Sequence[Message], index: int, written: Written) -> tuple[int, int] | None:
     if messages[index]["role"] != "assistant" or _is_one_of_several(messages, index):
         return None
     before, after = written(messages[:index], True), written(messages[: index + 1], False)
@@ -58,9 +55,7 @@ def _span(
         return None
     if len(after) <= len(before):
         return None  # the history is written differently from what was generated
-    shown = after[len(before) :].rstrip()
-    ends = [token.end() for token in tokens.special.finditer(shown)]
-    return len(before), len(before) + (ends[-1] if ends and ends[-1] == len(shown) else len(shown))
+    return len(before), max(len(before), len(after.rstrip()))
 
 
 def _prompted(messages: Sequence[Message], index: int, written: Written) -> bool:
@@ -80,7 +75,7 @@ def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], wr
     for turn in turns:
         if not is_said(messages[turn.message]):
             continue
-        shown = _span(text, messages, turn.message, written, tokens)
+        shown = _span(text, messages, turn.message, written)
         if shown is None:
             continue
         (first, _), (_, last) = turn.spans[0], turn.spans[-1]
@@ -228,7 +223,7 @@ class ChatTemplate:
         formed, changed = self.formed(messages)
         renderer = self.with_variables(variables)
         text = renderer.text(formed)
-        turns = turns_by_prefixes(text, formed, renderer.written, self.tokens)
+        turns = turns_by_prefixes(text, formed, renderer.written)
         return RenderedChat(text, turns, not_in(text, formed), changed)
 
     def differs(self, rendered: RenderedChat, messages: Sequence[Message], /, **variables: Any) -> bool:

@@ -161,7 +161,8 @@ def _said_before(segments: list[SourceSpan], before: int, index: int) -> Said | 
     if before < 0:
         return None
     last = segments[before]
-    again = last.owner == index and any(each[2:4] == last[2:4] and each.owner != index for each in segments[:before])
+    earlier = (each for each in segments[:before] if each[2:4] == last[2:4])
+    again = last.owner == index and any(each.owner != index for each in earlier)
     return (*said(last, index)[:2], again)
 
 

@@ -282,7 +282,8 @@ class Turns:
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         text = self._text
         stop = min(self._trace.next_mark(index, place.end), place.before, len(text))
-        end = self._tokens.special.match(text, min(place.end + len(_blanks(text, place.end)), stop), stop)
+        behind_blanks = min(place.end + len(_blanks(text, place.end)), stop)
+        end = self._tokens.special.match(text, behind_blanks, stop)
         if end is None:
             return ((place.begin, place.end),)
         eos = self._renderer.special_tokens.get("eos_token", "")
@@ -334,7 +335,8 @@ class Turns:
         begin = self._behind(header, place) if header.said == place.said else None
         by_header = begin is not None
         if begin is None:
-            prompt, turn = header.text[header.closing :].strip(), text[place.after : min(place.before, len(text))]
+            prompt = header.text[header.closing :].strip()
+            turn = text[place.after : min(place.before, len(text))]
             joined = None if prompt and prompt in turn else self._joined(index, before, place.begin)
             if joined is not None:
                 return joined, False  # several messages share one turn (Apertus)

@@ -317,7 +317,9 @@ class Block:
             RunError: rows were lost or duplicated, and the ledger does not say so.
         """
         living = np.flatnonzero(self.ledger.status == ALIVE)
-        found = np.unique(self.line) if self.row is not None and (np.diff(self.line) >= 0).all() else self.line
+        found = self.line
+        if self.row is not None and (np.diff(found) >= 0).all():
+            found = np.unique(found)
         if not np.array_equal(living, found):
             differ = np.setxor1d(living, self.line)
             where = f", the first at {self.place(int(differ[0]))}" if len(differ) else ", in another order or twice"

@@ -186,7 +186,8 @@ class Ragged:
                 return self.take(np.arange(start, stop, step))
             stop = max(start, stop)
             first = self.offsets[start]
-            return Ragged(self.values[int(first) : int(self.offsets[stop])], self.offsets[start : stop + 1] - first)
+            values = self.values[int(first) : int(self.offsets[stop])]
+            return Ragged(values, self.offsets[start : stop + 1] - first)
         if index < 0:
             index += len(self)
         if not 0 <= index < len(self):

@@ -326,7 +326,8 @@ def placed(rows: Mapping[str, Ragged], file: int, first_byte: int) -> dict[str, 
         first_byte: offset of the block's first line in the file; of a table: its first row.
     """
     first = {FILE.name: file, OFFSET.name: first_byte}
-    return {**rows, **{name: rows[name].with_flat(rows[name].flat + count) for name, count in first.items()}}
+    moved = {name: rows[name].with_flat(rows[name].flat + count) for name, count in first.items()}
+    return {**rows, **moved}
 
 
 def one_each(values: Array) -> Ragged:

@@ -173,7 +173,8 @@ class BatchReader(ShardReader):
 
     def lengths(self, name: str) -> Array:
         """int64 [rows]: the length of each row of a column."""
-        return np.concatenate([np.zeros(0, np.int64), *(_rows(batch.column(name)).lengths for batch in self._all())])
+        found = (_rows(batch.column(name)).lengths for batch in self._all())
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def _all(self) -> Iterator[pa.RecordBatch]:
         return map(self._batch, range(len(self._starts) - 1))

@@ -322,5 +322,6 @@ def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:
     Raises:
         FormatError: the file is cut or damaged, or belongs to another block.
     """
-    rows: list[dict[str, Any]] = Sealed(source, name + ROW_INDEX).batch(0).column(_REJECTS)[0].as_py()
+    index = Sealed(source, name + ROW_INDEX).batch(0)
+    rows: list[dict[str, Any]] = index.column(_REJECTS)[0].as_py()
     return rows

@@ -38,7 +38,8 @@ class FlatColumn:
         lengths = {OFFSETS: self.rows}
         if self.column.levels == 2:
             lengths |= {INNER: self.inner, LISTS: self.lists}
-        return {name: offsets_of(np.concatenate([np.zeros(0, np.int64), *parts])) for name, parts in lengths.items()}
+        none = np.zeros(0, np.int64)
+        return {name: offsets_of(np.concatenate([none, *parts])) for name, parts in lengths.items()}
 
     def append(self, rows: Ragged) -> None:
         """Writes the values of rows, and keeps their lengths."""

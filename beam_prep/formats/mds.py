@@ -217,7 +217,8 @@ def _decoded(data: Array, field: Column) -> Array:
     width = _WIDTHS.get(data[:1].tobytes(), _U4)
     begin = 1 + width.itemsize
     values = data[begin:].view(dtype)
-    if data[:1].tobytes() not in _WIDTHS or data[1:begin].view(width).tolist() != [len(values)]:
+    size = data[1:begin].view(width).tolist()
+    if data[:1].tobytes() not in _WIDTHS or size != [len(values)]:
         raise ValueError(f"{field.name!r} is no array of one dimension, or has another length than it says")
     return values
 

@@ -74,8 +74,9 @@ def _prefix(column: Column, shard: int) -> str:
 
 def _index_of(column: FlatColumn) -> list[bytes]:
     """The content of the `.idx`, in pieces."""
-    sequences = np.concatenate([np.zeros(0, np.int64), *(column.inner or column.rows)])
-    documents = np.concatenate([np.zeros(0, np.int64), *column.lists]) if column.lists else np.ones_like(sequences)
+    none = np.zeros(0, np.int64)
+    sequences = np.concatenate([none, *(column.inner or column.rows)])
+    documents = np.concatenate([none, *column.lists]) if column.lists else np.ones_like(sequences)
     dtype = column.column.dtype
     return [
         HEADER.pack(_MAGIC, _VERSION, CODES[dtype], len(sequences), len(documents) + 1),
@@ -96,6 +97,7 @@ def _index(name: str, data: bytes, column: Column) -> tuple[Array, Array]:
     pointers = np.frombuffer(data, "<i8", count, HEADER.size + 4 * count)
     documents = np.frombuffer(data, "<i8", borders, HEADER.size + 12 * count).astype(np.int64)
     sequences = offsets_of(lengths)
-    if (lengths < 0).any() or not np.array_equal(pointers, sequences[:-1] * np.dtype(column.dtype).itemsize):
+    begins = sequences[:-1] * np.dtype(column.dtype).itemsize
+    if (lengths < 0).any() or not np.array_equal(pointers, begins):
         raise ValueError(f"{name}: the sequences do not begin where the one before ends")
     return sequences, documents

@@ -234,7 +234,8 @@ def _features(column: Column, rows: Ragged) -> Iterator[tuple[bytes, Iterator[by
     key, kind = column.name.encode(), feature_type(column)
     if kind == "string":
         texts = rows if column.depth else Ragged.from_lengths(rows, np.ones(len(rows), np.int64))
-        yield key, _entries(key, kind, (b"".join(_field(1, bytes(text)) for text in row) for row in texts.to_lists()))
+        packed = (b"".join(_field(1, bytes(text)) for text in row) for row in texts.to_lists())
+        yield key, _entries(key, kind, packed)
         return
     values = cast(rows.flat, column.dtype, column.name)
     yield key, _entries(key, kind, _packed(values, rows.flat_lengths, kind))

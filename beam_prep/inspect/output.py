@@ -575,7 +575,8 @@ def _domains(manifest: Mapping[str, Any]) -> list[tuple[tuple[str, str], Counter
     found: dict[tuple[str, str], Counter[str]] = {}
     for shard in manifest["shards"]:
         part = found.setdefault((shard.get("split") or "", shard["domain"]), Counter())
-        part.update({name: sum(shard[name].values()) for name in ("tokens", "trained")}, shards=1, rows=shard["rows"])
+        tokens = {name: sum(shard[name].values()) for name in ("tokens", "trained")}
+        part.update(tokens, shards=1, rows=shard["rows"])
         part.update(bytes=sum(file["bytes"] for file in shard["files"]))
     place = {name: number for number, name in enumerate(manifest.get("splits", ()))}
 

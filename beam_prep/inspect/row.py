@@ -344,7 +344,8 @@ class ShownRow:
                 notes += ["the last token is a label only"] if len(shown) > real else []
                 trained = np.append(False, trained)[: len(shown)]
         if roles is not None:  # a token that is a label only is of the message before it
-            roles = np.append(roles[:real], roles[:real][-1:])[: len(shown)].astype(np.int64)
+            with_last = np.append(roles[:real], roles[:real][-1:])
+            roles = with_last[: len(shown)].astype(np.int64)
         return TokenSequence(name, shown, trained, real, notes, repeats(ids[real:]), roles)
 
     def _roles_of(self, column: Column) -> list[Any]:
@@ -360,7 +361,8 @@ class ShownRow:
 def repeats(values: Array) -> list[tuple[Any, int]]:
     """(value, length) of each run of equal values."""
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
-    return list(zip(values[starts], np.diff(np.append(starts, len(values))).tolist(), strict=True))
+    lengths = np.diff(np.append(starts, len(values))).tolist()
+    return list(zip(values[starts], lengths, strict=True))
 
 
 def percent(part: float, total: float) -> str:

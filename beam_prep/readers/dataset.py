@@ -341,7 +341,8 @@ class Dataset(Rows):
                 start = self._starts[shard]
                 place = self._rows.index(mine[0])
                 lengths = self._read(shard).lengths(column)
-                found[place : place + len(mine)] = lengths[np.arange(mine.start - start, mine.stop - start, mine.step)]
+                wanted = np.arange(mine.start - start, mine.stop - start, mine.step)
+                found[place : place + len(mine)] = lengths[wanted]
         return found
 
     def sizes_by_shard(self, most: int | None = None) -> Iterator[tuple[Array, Array]]:
@@ -647,7 +648,8 @@ class Packed(View):
         for pack in range(len(packs)):
             a, b = documents[pack], documents[pack + 1]
             row: Row = {name: flat[tokens[a] : tokens[b]] for name, flat in values.items()}
-            rows.append(row | {name: found[a:b] for name, found in beside.items()} | {SEQ_LENS: lengths[a:b]})
+            of_documents = {name: found[a:b] for name, found in beside.items()}
+            rows.append(row | of_documents | {SEQ_LENS: lengths[a:b]})
         return rows
 
 

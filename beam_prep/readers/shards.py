@@ -84,7 +84,8 @@ class OpenShard:
             return columns[name].lengths
         if (known := getattr(self.reader, "lengths", None)) is not None:
             return np.asarray(known(name))
-        return np.array([len(self.reader.row(at)[name]) for at in range(len(self.reader))], np.int64)
+        rows = map(self.reader.row, range(len(self.reader)))
+        return np.array([len(row[name]) for row in rows], np.int64)
 
 
 def _columns_of(reader: ShardReader) -> Mapping[str, Ragged] | None:

@@ -352,7 +352,8 @@ class Mixture(View):
         self._quotas = _apportioned(total, np.array([weights[name] for name in self._names], float))
         self.quotas = dict(zip(self._names, self._quotas.tolist(), strict=True))
         self.epochs = {name: quota / size for (name, quota), size in zip(self.quotas.items(), sizes, strict=True)}
-        said = [*zip(self._names, self._quotas.tolist(), (part.key for part in self._parts), strict=True), seed]
+        keys = [part.key for part in self._parts]
+        said = [*zip(self._names, self._quotas.tolist(), keys, strict=True), seed]
         super().__init__(total, zlib.crc32(repr(said).encode()), *ranks)
 
     def __repr__(self) -> str:
@@ -373,7 +374,8 @@ class Mixture(View):
             if quota:
                 wanted = np.arange(quota * epoch, quota * (epoch + 1))  # positions in the epochs of the part
                 found = np.empty(quota, np.int64)
-                for turn in range(int(wanted[0]) // len(part), int(wanted[-1]) // len(part) + 1):
+                first, last = (int(wanted[at]) // len(part) for at in (0, -1))
+                for turn in range(first, last + 1):
                     mine = wanted // len(part) == turn
                     found[mine] = shuffled(len(part), self._seed, number + 1, turn)[wanted[mine] % len(part)]
                 self._row[self._part == number] = found

@@ -239,13 +239,14 @@ def decontaminate(
     if not texts or not (found := references.load().find(texts)):
         return records
     shared: dict[int, Shared] = {}
-    for row, each in zip(np.searchsorted(borders, list(found), side="right") - 1, found.values(), strict=True):
-        shared.setdefault(int(row), each)
+    owners = np.searchsorted(borders, list(found), side="right") - 1
+    for row, each in zip(owners.tolist(), found.values(), strict=True):
+        shared.setdefault(row, each)
     ledger, rows = records.ledger.copy(), np.array(list(shared), np.int64)
-    lines = records.line[rows]
+    lines, notes = records.line[rows], [each.note for each in shared.values()]
     if mode == "mark":
-        ledger.notes.update(zip(lines.tolist(), (each.note for each in shared.values()), strict=True))
+        ledger.notes.update(zip(lines.tolist(), notes, strict=True))
         return replace(records, ledger=ledger)
     ledger.drop(lines, CONTAMINATED)
-    ledger.notes.update(zip(lines[:SHOWN].tolist(), [each.note for each in shared.values()][:SHOWN], strict=True))
+    ledger.notes.update(zip(lines[:SHOWN].tolist(), notes[:SHOWN], strict=True))
     return records.keep(np.delete(np.arange(len(records)), rows), ledger)

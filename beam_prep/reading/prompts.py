@@ -237,7 +237,8 @@ def _without_echo(
     if asked is None or len(texts) < len(chats):
         return chats
     rests = [text[len(asked) :] for text in texts]
-    repeated = all(begins(text, asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
+    pairs = zip(texts, rests, strict=True)
+    repeated = all(begins(text, asked) and rest[0].isspace() for text, rest in pairs)
     if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
         rests = [rest.lstrip("\n" if rest[0] == "\n" else " ") for rest in rests]
         return [[{**answer, "content": rest}] for answer, rest in zip(answers, rests, strict=True)]

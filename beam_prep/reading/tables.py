@@ -175,7 +175,8 @@ class Parquet(Table):
         before = split.start if first else 0
         # Up to the next split with a row group.
         after = source.size if last + 1 == len(rows) or not width else int(begins[last + 1]) // width * width
-        return Part(before, after, int(rows[:first].sum()), int(rows[mine].sum()), tuple(mine))
+        earlier, own = int(rows[:first].sum()), int(rows[mine].sum())
+        return Part(before, after, earlier, own, tuple(mine))
 
     def _batches(self, file: InputFile, stream: Any, part: "Part") -> Iterator[pa.RecordBatch]:
         opened = _parquet(file, stream)

@@ -255,7 +255,8 @@ def _marks(values: _Values, bad: Iterable[bool | None]) -> _Seen | None:
 def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORDS) -> _Seen | None:
     numbers = _numbers(values)
     if -1 in numbers:  # then 0 is neutral; -1 alone means "no label"
-        return _marks(values, [number == -1 for number in numbers]) if {-1} < {*numbers} <= {-1, 0, 1} else None
+        are_signs = {-1} < {*numbers} <= {-1, 0, 1}
+        return _marks(values, [number == -1 for number in numbers]) if are_signs else None
     said = [_says(value, yes, no) for _, value in values]
     return _marks(values, (None if good is None else not good for good in said))
 

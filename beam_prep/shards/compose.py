@@ -59,7 +59,8 @@ class Splits:
         hashes = mixed(digests ^ np.uint64(mixed_number(self.seed)))
         # Exact borders: a float near 2^64 is off by thousands.
         until = itertools.accumulate(Fraction(str(share)) for share in self.shares[:-1])
-        borders = np.array([min(int(share * (1 << 64)), (1 << 64) - 1) for share in until], np.uint64)
+        most = (1 << 64) - 1
+        borders = np.array([min(int(share * (most + 1)), most) for share in until], np.uint64)
         found = np.searchsorted(borders, hashes, side="right")
         if self.missing is not None:
             found = np.where(digests == NO_KEY, self.names.index(self.missing), found)
@@ -303,9 +304,10 @@ def scaled(keys: Array, ranges: Array | int) -> Array:
         keys: uint64 [rows].
         ranges: the number of equal ranges of all keys, less than 2^32; the same for all rows, or one for each.
     """
-    count = np.asarray(ranges, np.uint64)
-    high, low = keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)
-    found: Array = ((high * count + ((low * count) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+    count, bits = np.asarray(ranges, np.uint64), np.uint64(32)
+    high, low = keys >> bits, keys & np.uint64(0xFFFFFFFF)
+    carried = (low * count) >> bits
+    found: Array = ((high * count + carried) >> bits).astype(np.int64)
     return found
 
 

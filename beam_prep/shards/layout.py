@@ -96,7 +96,8 @@ class Chunking:
         lengths, beside = next(iter(columns.values())).lengths, [name for name in columns if schema[name].metadata]
         pack.check_aligned({name: rows for name, rows in columns.items() if name not in beside}, lengths)
         row, start, stop = pieces = self._pieces(lengths)
-        sizes, repeated, trained = stop - start, np.where(start > 0, self.stride, 0), np.zeros(len(row), bool)
+        sizes, trained = stop - start, np.zeros(len(row), bool)
+        repeated = np.where(start > 0, self.stride, 0)
         borders = offsets_of(sizes)
         again = np.arange(borders[-1]) < np.repeat(borders[:-1] + repeated, sizes)
         chunks = pieces.of(columns, beside)
@@ -449,7 +450,8 @@ def _count(rows: Rows) -> int:
 def _untrained(columns: Sequence[Column], rows: Rows) -> int:
     """The number of rows without a trained token. Without masks or labels, all tokens are trained."""
     nothing = {"mask": 0, "labels": IGNORE_INDEX}
-    trained = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
+    marks = {column.name: nothing[column.role] for column in columns if column.role in nothing}
+    trained = [rows[name].sums(rows[name].flat != untrained) > 0 for name, untrained in marks.items()]
     return int(np.count_nonzero(~np.all(trained, axis=0))) if trained else 0
 
 

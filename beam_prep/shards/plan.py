@@ -280,7 +280,8 @@ def with_merged(plan: Plan, merged: MergedShards) -> Plan:
 def _of_files(receipts: Receipts, files: int) -> Array:
     """`Plan.of_files`."""
     found = np.zeros((files, 2), np.int64)
-    np.add.at(found, receipts.file, np.stack([receipts.lines - receipts.counted("blank"), receipts.rows], axis=1))
+    records = receipts.lines - receipts.counted("blank")
+    np.add.at(found, receipts.file, np.stack([records, receipts.rows], axis=1))
     return found
 
 

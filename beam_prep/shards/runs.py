@@ -418,7 +418,8 @@ class MergedShards:
             codes = np.full_like(numbers, code)
             found.append(np.stack([codes, numbers, rows[numbers]]))
         part, number, count = np.concatenate(found, axis=1)
-        split = np.array([split_of(runs.names[code], runs.compose.splits) for code in part.tolist()], np.int64)
+        names = (runs.names[code] for code in part.tolist())
+        split = np.array([split_of(name, runs.compose.splits) for name in names], np.int64)
         order = np.lexsort((part, number, split))
         return cls(runs, part[order], number[order], count[order], most, written)
 

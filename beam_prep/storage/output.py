@@ -250,7 +250,9 @@ class LocalOutput(_Output):
 
     def is_empty(self) -> bool:
         """True if nothing is there, or only unfinished files of a job of beam_prep."""
-        return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
+        if not os.path.lexists(self.path):
+            return True
+        return os.path.isdir(self.path) and not os.listdir(self.path)
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:

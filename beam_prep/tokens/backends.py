@@ -265,8 +265,9 @@ def with_parts_around(ids: Ragged, before: list[int], after: list[int]) -> Ragge
     if not before and not after:
         return ids
     # In row order: between two rows, the ids after the first come before the ids before the second.
-    places = np.column_stack([ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(after)).ravel()
-    flat = np.insert(ids.flat, places, np.tile(np.array(before + after, np.int32), len(ids)))
+    borders = [ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(after)
+    added = np.tile(np.array(before + after, np.int32), len(ids))
+    flat = np.insert(ids.flat, np.column_stack(borders).ravel(), added)
     return Ragged.from_lengths(flat, ids.lengths + len(before) + len(after))
 
 
@@ -277,7 +278,8 @@ def _in_bytes(texts: Sequence[str], spans: CharSpans) -> tuple[Array, Array, Arr
     owner = more - np.arange(1, len(more) + 1)  # the number of the character
     borders = offsets_of(characters(texts))
     first = borders[spans.text]
-    begin, start, stop = (at + np.searchsorted(owner, at) for at in (borders, first + spans.start, first + spans.stop))
+    places = borders, first + spans.start, first + spans.stop
+    begin, start, stop = (at + np.searchsorted(owner, at) for at in places)
     return np.diff(begin), start - begin[spans.text], stop - begin[spans.text]
 
 
@@ -296,8 +298,10 @@ def _overlapping(
     start, stop = start + totals[text], stop + totals[text]
     first = np.searchsorted(ends, start, side="right")
     # A token of no bytes (a blank that the tokenizer added) counts as part of the character behind it.
-    before = np.maximum(first - 1, 0)
-    first -= (first > ids.offsets[text]) & (ends[before] == start) & (lengths[before] == 0) if len(ends) else 0
+    if len(ends):
+        before = np.maximum(first - 1, 0)
+        is_blank = (ends[before] == start) & (lengths[before] == 0)
+        first -= (first > ids.offsets[text]) & is_blank
     last = np.searchsorted(ends, stop, side="left") + 1
     return np.stack([first, last]) - ids.offsets[text]
 

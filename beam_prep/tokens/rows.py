@@ -145,7 +145,8 @@ def reject_equal_sides(batch: Batch) -> Batch:
 def _reject_sides(batch: Batch, rows: Array, reason: str, said: str, why: tuple[str, str]) -> Batch:
     """Rejects preference rows; `why` ends the message, of rows that are whole and of those that were cut."""
     lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
-    return batch.reject_each({row: (reason, said + why[bool(lost[row])]) for row in np.flatnonzero(rows).tolist()})
+    rejected = np.flatnonzero(rows).tolist()
+    return batch.reject_each({row: (reason, said + why[bool(lost[row])]) for row in rejected})
 
 
 def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> Batch:
@@ -257,7 +258,8 @@ class Padding:
         self.check(schema)
         lengths = next(iter(columns.values())).lengths
         offsets = offsets_of(self.lengths(lengths))
-        place = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - offsets_of(lengths)[:-1], lengths)
+        moved = offsets[:-1] - offsets_of(lengths)[:-1]
+        place = np.arange(lengths.sum()) + np.repeat(moved, lengths)
 
         def filled(values: Array, fill: int) -> Ragged:
             found = np.full(offsets[-1], fill, values.dtype)

@@ -96,7 +96,8 @@ def find_copies(element: tuple[int, Iterable[Digests]]) -> Iterable[tuple[BlockK
     copies = np.flatnonzero(same) + 1
     if not len(copies):
         return
-    first = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(found.line))))
+    begins = np.where(np.append(False, same), 0, np.arange(len(found.line)))
+    first = np.maximum.accumulate(begins)  # of those with the same digest
     copy, kept = found.take(copies), found.take(first[copies])
     order = np.lexsort((copy.line, copy.start, copy.file))
     copy, kept = copy.take(order), kept.take(order)
