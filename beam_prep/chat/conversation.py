@@ -275,7 +275,8 @@ class Conversations:
                 start = max(start, prompt_end)
             elif not is_answer or not text[prompt_end:start].strip():
                 start = prompt_end
-        stop = max([start, *(end for _, end in (*turns[last].spans, *turns[last].rule))])
+        ends = [end for _, end in (*turns[last].spans, *turns[last].rule)]
+        stop = max([start, *ends])
         return answer._replace(start=start, stop=stop if text[stop:].strip() else len(text))
 
     def _trainable(self, rendered: RenderedChat, chat: _Chat, answer: Segment | None) -> Iterator[Segment]:

@@ -236,7 +236,8 @@ def _listed(value: Any) -> Any:
 
 
 def _is_sharegpt(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and value[0].get("from") is not None
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and first.get("from") is not None
 
 
 def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
