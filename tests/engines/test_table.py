@@ -149,9 +149,9 @@ CELLS = [
     ("chat, bin + tfrecord", "Flink, EXTERNAL"),
     ("chat, bin + tfrecord", "Dataflow's staged pipeline, on Flink"),
     ("DPO, bin", "Prism"),
-    ("DPO, bin", "Flink, EXTERNAL"),
+    ("DPO, bin", "Flink, PROCESS"),
     ("packed, arrow", "Dataflow's staged pipeline, in-process"),
-    ("composed, bin", "Flink, PROCESS"),
+    ("composed, bin", "Flink, EXTERNAL"),
     ("chunks, every format", "Prism"),
     ("chunks, every format", "Flink, PROCESS"),
 ]
