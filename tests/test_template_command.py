@@ -92,16 +92,21 @@ def test_what_a_run_leaves_out_for_another_reason_is_refused(of: Any) -> None:
     assert {each["outcome"] for each in found.values()} == {"refused"}
 
 
+def with_templates(tokenizer: str, folder: Path, templates: list[dict[str, str]]) -> Path:
+    """A copy of a tokenizer, with these chat templates."""
+    shutil.copytree(tokenizer, folder)
+    (folder / "chat_template.jinja").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = templates or None
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 def test_each_named_template_has_a_heading(
     tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "named"
-    shutil.copytree(tokenizer_path, folder)
-    (folder / "chat_template.jinja").unlink()
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    settings["chat_template"] = [{"name": "default", "template": PLAIN}, {"name": "strict", "template": REFUSES}]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    named = [{"name": "default", "template": PLAIN}, {"name": "strict", "template": REFUSES}]
+    folder = with_templates(tokenizer_path, tmp_path / "named", named)
     both = asked(capsys, str(folder))["templates"]
     assert [each["name"] for each in both] == ["default", "strict"]
     assert [by_name(each)["system message"]["outcome"] for each in both] == ["taken", "raises"]
@@ -113,11 +118,5 @@ def test_each_named_template_has_a_heading(
 def test_without_a_template_it_says_how_to_give_one(
     tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "bare"
-    shutil.copytree(tokenizer_path, folder)
-    (folder / "chat_template.jinja").unlink()
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert main(["template", str(folder)]) == 2
+    assert main(["template", str(with_templates(tokenizer_path, tmp_path / "bare", []))]) == 2
     assert "in `beam-prep template`: --chat_template FILE" in capsys.readouterr().err
