@@ -29,10 +29,10 @@ from tests.conftest import ROOT, commit
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.faults.harness import Jobs
 from tests.faults.proxy import Disturbance, Proxy, proxy_before
-from tests.faults.test_local import CONFIG, RUNNERS, chats
+from tests.faults.test_local import CONFIG, EVERY, RUNNERS, chats
 
-DRAWN = 2
-"""Trials of each case where not all are tried."""
+CASES_DRAWN, TRIALS_DRAWN = 5, 2
+"""Cases for each store that are tried where not all are, and trials of each."""
 STEP = 12
 PASSING: tuple[Disturbance, ...] = ("drop", "cut request", "lose answer", "cut body", "503", "delay")
 """What a job survives. In one trial each `STEP`-th request is disturbed, so that `STEP` trials disturb each of them."""
@@ -43,6 +43,9 @@ OPTIONS = {
     "version_name": (*VERSIONS, "--version_name", "new"),
     "keep_versions": VERSIONS,
 }
+CASES = [(name, runner) for name in OPTIONS for runner in RUNNERS]
+if not EVERY:
+    CASES = sorted(random.Random(commit()).sample(CASES, CASES_DRAWN), key=CASES.index)
 _TIME = re.compile(r"\d{8}T\d{6}Z")
 
 
@@ -226,14 +229,13 @@ class Case:
         stores.delete(each.path for each in stores.listed(f"{folder}/"))
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "runner"), CASES)
 def test_no_disturbance_loses_or_shows_a_part(place: Place, name: str, runner: str) -> None:
     case = Case(place, name, runner)
     trials = case.trials()
-    if os.environ.get("FAULTS") != "all":
+    if not EVERY:
         seed = f"{commit()} {place.server.url} {name} {runner}"
-        trials = random.Random(seed).sample(trials, DRAWN if runner == "in-process" else 1)
+        trials = random.Random(seed).sample(trials, TRIALS_DRAWN if runner == "in-process" else 1)
     for trial in trials:
         case.try_it(*trial)
 
