@@ -515,7 +515,7 @@ def _report(given: argparse.Namespace) -> int:
     text = report_page(rows.manifest, rows.run, rows.tokenizer, title)
     if given.to is not None:
         check_page(target, "report", "-o", text[:60])
-    write_file(os.path.abspath(target), text)  # replaced whole: no reader sees half a page
+    write_file(os.path.realpath(target), text)  # replaced whole: no reader sees half a page
     print(f"{target}: open it in a browser")
     return 0
 

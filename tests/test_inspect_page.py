@@ -172,6 +172,10 @@ def test_only_pages_are_replaced_and_only_when_they_are_whole(
     assert "is no page of beam-prep inspect" in capsys.readouterr().err
     assert other.read_text() == "mine"
     inspect(output, html=page)
+    link = tmp_path / "link.html"
+    link.symlink_to(page)
+    inspect(output, html=link)
+    assert link.is_symlink()
 
     def stops() -> Iterator[LeftOut]:
         yield LeftOut("", "rejected", "", "", "")

@@ -383,7 +383,9 @@ def test_the_page_can_be_made_again_and_verify_does_not_mind(
     before = path.read_bytes()
     path.unlink()
     assert main(["verify", result.output]) == 0
-    assert main(["report", result.output, "-o", str(tmp_path / "other.html")]) == 0
+    link = tmp_path / "link.html"
+    link.symlink_to(tmp_path / "other.html")
+    assert main(["report", result.output, "-o", str(link)]) == 0
     (mine := tmp_path / "mine.txt").write_text("Mine.")
     assert main(["report", result.output, "-o", str(mine)]) == 2  # only a report is replaced
     assert mine.read_text() == "Mine."

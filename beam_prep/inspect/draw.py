@@ -260,7 +260,7 @@ def write_page(path: AnyPath, entries: Iterable[Entry], head: Head) -> int:
     }
     parts = {"row-data": _json(rows), "tokens": _json(list(tables.tokens)), "head": _json(said)}
     try:
-        write_file(os.path.abspath(path), rendered("inspect/page.html", parts=parts).encode())
+        write_file(os.path.realpath(path), rendered("inspect/page.html", parts=parts).encode())
     except OSError as error:
         raise BeamPrepError(f"--html {path}: cannot be written: {error.strerror}") from None
     return len(rows)

@@ -232,7 +232,6 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
     Raises:
         ValueError: a token id (or a label) does not fit its dtype.
     """
-    lost: dict[int, tuple[str, str]] = {}
     columns, schema = {}, {}
     for name, column in batch.schema.items():
         dtype = dtypes.get(name, column.dtype)
@@ -242,10 +241,9 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
             if column.role not in ("value", "token_value"):
                 raise ValueError(f"column {name!r} holds {rows.flat[~fits][0]}, which does not fit {dtype}: use int32")
             message = f"a number does not fit the dtype of its column: {name} ({dtype})"
-            lost |= dict.fromkeys(np.flatnonzero(rows.sums(~fits)).tolist(), ("bad_number", message))
+            return store_as(batch.reject(rows.sums(~fits) > 0, "bad_number", message), dtypes)
         columns[name], schema[name] = rows.with_flat(flat), replace(column, dtype=dtype)
-    stored = batch._with(columns=columns, schema=schema)
-    return stored.reject_each(lost) if lost else stored
+    return batch._with(columns=columns, schema=schema)
 
 
 def _cast(values: Array, dtype: str) -> tuple[Array, Array]:

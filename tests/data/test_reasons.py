@@ -43,7 +43,7 @@ def raised() -> set[str]:
 def test_every_reason_in_the_code_is_in_the_tables() -> None:
     assert raised() >= {"bad_json", "missing_field", "template_error"}
     assert raised() <= set(REJECTED)
-    assert second_argument("reject") >= {"too_short_to_shift", "rows_without_loss"}
+    assert second_argument("reject") >= {"too_short_to_shift", "rows_without_loss", "bad_number"}
     assert second_argument("reject") <= set(REJECTED)
     assert second_argument("drop") >= {"empty", "rows_without_loss"}
     assert second_argument("drop") <= set(DROPPED)
