@@ -193,6 +193,12 @@ TEXT = {"text": "one two three " * 20}
             "`mask` names the role 'asistant' (train), which no message has: did you mean 'assistant'?",
         ),
         (
+            config("sft_chat", preprocessing={"rows_without_loss": "keep", "max_seq_len": 4}),
+            CHATS[0],
+            "nothing is trained on: ",
+            "check `mask` in the config, or raise preprocessing.max_seq_len: ",
+        ),
+        (
             config("pretrain", preprocessing={"max_seq_len": 5, "truncation_mode": "drop"}),
             TEXT,
             "nothing is kept of 5 records (5 too_long): raise preprocessing.max_seq_len",

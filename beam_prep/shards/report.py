@@ -157,6 +157,8 @@ def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
 def nothing_trained(plan: Plan, config: ConfigView) -> str:
     """The problem of a run whose kept rows have no trained token."""
     problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
+    if cut := plan.counters.get(CUT_TOKENS):
+        problem += f", or raise preprocessing.{config.limit}: {cut:,} tokens were cut off"
     return _with_causes(problem, plan, config)
 
 
