@@ -242,10 +242,10 @@ def test_the_exit_code_says_whether_something_was_found(
 def test_a_terminal_gets_lines_that_fit_and_the_tokens_of_all_columns(
     tokenizer_path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, config = str(ROOT / "examples/data/rollouts.jsonl"), str(ROOT / "configs/grpo.json")
+    monkeypatch.chdir(ROOT)  # a path is not broken
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    main(["audit", data, "-c", config, "--tokenizer_path", tokenizer_path])
+    main(["audit", "examples/data/rollouts.jsonl", "-c", "configs/grpo.json", "--tokenizer_path", tokenizer_path])
     lines = capsys.readouterr().out.splitlines()
     assert "43 kept, 2,182 tokens (50.0% trained)" in lines
     assert [line for line in lines if len(line) > 50 and " " in line.strip()] == []
