@@ -4,6 +4,7 @@
     python benchmarks/plan_scale.py --small                      # a smoke test
     python benchmarks/plan_scale.py --compose                    # with a shuffle, splits and a mix
     python benchmarks/plan_scale.py --receipts 200000 --runner   # the same steps as a pipeline, on the FnApiRunner
+    python benchmarks/plan_scale.py --flink                      # the same, on a Flink cluster of this machine
 
 No input is read and no shard is written. A few blocks of 8 MB are encoded by the code of the token cache. Simulated
 blocks reuse their block statistics (receipts) and row indexes under new names and digests. Reading a row index takes
@@ -17,12 +18,16 @@ memory (`VmHWM`) does not include other steps:
 * `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker does this.
 
 "Own" seconds are wall time without the simulated waits.
+
+For `--flink`, `make engines` builds the cluster: one TaskManager of two slots with the memory of `TASK_MANAGER`, and a
+worker pool, whose workers have the code of this checkout. The peak is that of the largest worker.
 """
 
 import argparse
 import contextlib
 import functools
 import hashlib
+import importlib
 import itertools
 import multiprocessing
 import pickle
@@ -31,17 +36,19 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
+import psutil
 import pyarrow as pa
-from _measure import BenchmarkError, say
+from _measure import ROOT, BenchmarkError, say
 from _page import machine, split_at_markers, table, write_markdown
 from apache_beam import coders
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep.data.block import InputFile, Ledger, Origin, Split
@@ -207,9 +214,9 @@ class Clock:
         self.found[f"{name} CPU s"] += time.process_time() - cpu
 
 
-def peak() -> int:
-    """Peak memory of this process in bytes. (`ru_maxrss` would also count the process that started it.)"""
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+def peak(process: int | str = "self") -> int:
+    """Peak memory of a process in bytes. (`ru_maxrss` would also count the process that started it.)"""
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())[0]) * 1024
 
 
 def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -390,15 +397,38 @@ def manifest_of(found: Plan, written: list[WrittenShard | WrittenFile]) -> bytes
     return dump(build_manifest(found, shards, rejects, [], ["bin"], {}))
 
 
-def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Runs all steps as a pipeline in one process, connected as in `Shard`."""
+TASK_MANAGER = {"taskmanager.memory.process.size": "2000m", "taskmanager.memory.task.off-heap.size": "512m"}
+
+
+def on_flink(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Runs all steps as a pipeline on a Flink cluster, which is started for it."""
+    sys.path.append(str(ROOT))
+    from tests.engines import flink
+    from tests.engines.processes import free_port, listens, serving
+
+    port = free_port()
+    pool = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}"]
+    found = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": f"{Path(__file__).parent}:{ROOT}"}
+    with (
+        flink.running(folder / "flink", TASK_MANAGER) as cluster,
+        serving(pool, folder / "pool.log", lambda: listens(port), found) as workers,
+    ):
+        where = ["--environment_type=EXTERNAL", f"--environment_config=localhost:{port}"]
+        measured = on_runner(given, folder, [*cluster.options, *where, "--execution_mode_for_batch=BATCH_FORCED"])
+        peaks = [peak(worker.pid) for worker in psutil.Process(workers.process.pid).children(recursive=True)]
+        task_manager = cluster.cluster.task_managers[0].process.pid
+        return measured | {"worker peak": max(peaks), "task manager peak": peak(task_manager)}
+
+
+def on_runner(given: argparse.Namespace, folder: Path, options: Sequence[str] = ()) -> dict[str, float]:
+    """Runs all steps as a pipeline, connected as in `Shard`; by default in one process."""
     job, clock = Job(given.receipts, given.files), Clock()
     warm()
     before = peak()
     cache_dir = SimulatedTokenCache(CACHE.folder, CACHE.recipe, delay=given.delay)
     make = maker(cache_dir, given, folder)
     bundles = [(n, min(n + given.bundle, given.receipts)) for n in range(0, given.receipts, given.bundle)]
-    with clock.part("run"), beam.Pipeline(FnApiRunner()) as pipeline:
+    with clock.part("run"), beam.Pipeline(None if options else FnApiRunner(), PipelineOptions([*options])) as pipeline:
         parts = (
             pipeline
             | beam.Create(bundles)
@@ -421,8 +451,9 @@ def save(text: bytes, folder: Path) -> None:
     Path(folder, "manifest.json").write_bytes(text)
 
 
-STEPS = (pack, plan, publish)
-COMPOSED_STEPS = (pack, plan, shards, publish)
+Step = Callable[..., dict[str, float]]
+STEPS: list[Step] = [pack, plan, publish]
+COMPOSED_STEPS: list[Step] = [pack, plan, shards, publish]
 
 
 def report(given: argparse.Namespace, found: dict[str, float]) -> str:
@@ -470,10 +501,12 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
 
 def report_runner(given: argparse.Namespace, found: dict[str, float]) -> str:
     """The result of the pipeline as a table."""
-    header = ["receipts", "shards", "wall s", "CPU s", "peak MB", "of it before the run"]
-    memory = (f"{found[name] / 1e6:,.0f}" for name in ("run peak", "run peak before"))
-    row = [f"{given.receipts:,}", f"{found['shards']:,}", f"{found['run s']:.1f}", f"{found['run CPU s']:.1f}", *memory]
-    return f"{machine()}\n\n{table(header, [row], left=())}"
+    peaks = {"worker peak": "largest worker, MB", "task manager peak": "TaskManager, MB"}
+    if not given.flink:
+        peaks = {"run peak": "peak MB", "run peak before": "of it before the run"}
+    header = ["receipts", "shards", "wall s", *peaks.values()]
+    row = [f"{given.receipts:,}", f"{found['shards']:,}", f"{found['run s']:.1f}"]
+    return f"{machine()}\n\n{table(header, [[*row, *(f'{found[name] / 1e6:,.0f}' for name in peaks)]], left=())}"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -488,6 +521,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, row indexes without delay")
     parser.add_argument("--compose", action="store_true", help="with a shuffle, splits and a mix")
     parser.add_argument("--runner", action="store_true", help="as a pipeline of one process on the FnApiRunner")
+    parser.add_argument("--flink", action="store_true", help="as a pipeline on a Flink cluster of this machine")
     parser.add_argument("--markdown", type=Path, help="write the tables between the markers of this page")
     given = parser.parse_args(arguments)
     if given.small:
@@ -498,18 +532,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     given = parse(arguments)
-    name = "plan_runner" if given.runner else "plan_compose" if given.compose else "plan_scale"
+    name, steps = ("plan_compose", COMPOSED_STEPS) if given.compose else ("plan_scale", STEPS)
+    if given.flink or given.runner:
+        name, steps = ("plan_flink", [on_flink]) if given.flink else ("plan_runner", [on_runner])
+    this = importlib.import_module(Path(__file__).stem)  # workers of Flink find its functions by this name
     processes = multiprocessing.get_context("spawn")
     try:
         if given.markdown is not None:
             split_at_markers(given.markdown, name)  # fails before the measurement
         found: dict[str, float] = {}
         with tempfile.TemporaryDirectory(prefix="plan_scale-") as folder:
-            for step in (on_runner,) if given.runner else COMPOSED_STEPS if given.compose else STEPS:
+            for step in steps:
                 say(step.__name__)
                 with processes.Pool(1) as pool:
-                    found |= pool.apply(step, (given, Path(folder)))
-        text = report_runner(given, found) if given.runner else report(given, found)
+                    found |= pool.apply(getattr(this, step.__name__), (given, Path(folder)))
+        text = report(given, found) if "plan s" in found else report_runner(given, found)
         if given.markdown is not None:
             write_markdown(given.markdown, name, text)
     except BenchmarkError as error:

@@ -5,9 +5,10 @@ import json
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.engines.build import built
@@ -41,7 +42,7 @@ class Cluster:
         task_managers: its TaskManagers, each a `Server`.
     """
 
-    def __init__(self, folder: Path, slots: int) -> None:
+    def __init__(self, folder: Path, slots: int, more: Mapping[str, str] = MappingProxyType({})) -> None:
         self._folder = folder
         self._rest, rpc = free_port(), free_port()
         self.address = f"localhost:{self._rest}"
@@ -73,6 +74,7 @@ class Cluster:
             "restart-strategy.exponential-delay.initial-backoff": "1 s",
             "restart-strategy.exponential-delay.attempts-before-reset-backoff": 4,
             "io.tmp.dirs": str(folder / "tmp"),
+            **more,
         }
         (conf / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         self._conf = str(conf)
@@ -131,15 +133,18 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, task_managers: int = 1, slots: int = 2) -> Iterator[Cluster]:
+def cluster(
+    folder: Path, task_managers: int = 1, slots: int = 2, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Cluster]:
     """A cluster while the block lasts. Logs lie in the folder.
 
     Args:
         folder: for configuration, logs and temporary files.
         task_managers: how many.
         slots: of each.
+        settings: more of them, of Flink.
     """
-    made = Cluster(folder, slots)
+    made = Cluster(folder, slots, settings)
     with made.job_manager():
         try:
             for _ in range(task_managers):
@@ -195,7 +200,7 @@ class Flink:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Flink]:
-    """A cluster with one TaskManager of two slots, and its job server."""
-    with cluster(folder / "cluster") as made, job_server(folder / "jobs", made.address) as endpoint:
+def running(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Flink]:
+    """A cluster with one TaskManager of two slots, and its job server. `settings`: more of the cluster."""
+    with cluster(folder / "cluster", settings=settings) as made, job_server(folder / "jobs", made.address) as endpoint:
         yield Flink(made, endpoint)
