@@ -96,6 +96,8 @@ def _match(pattern: str) -> list[InputFile]:
         found = [pattern] if os.path.lexists(pattern) else []
         if not found and glob.has_magic(pattern):
             found = glob.glob(pattern, recursive=True)
+        if found != [pattern]:
+            _check_folders(pattern)
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
         files = [file for path in sorted(found, key=os.fsencode) for file in _files_of_folder(path) or [path]]
@@ -117,6 +119,25 @@ def _match(pattern: str) -> list[InputFile]:
         InputFile(each.path, each.size, each.updated, compression_of(each.path), each.version, each.checksum)
         for each in stored
     ]
+
+
+def _check_folders(pattern: str) -> None:
+    """`glob` passes over a folder that may not be read, and its files would be missing in silence.
+
+    Raises:
+        InputError: names the folder.
+    """
+    above, name = os.path.split(pattern)
+    if not name:
+        return
+    _check_folders(above)
+    folder = os.path.join(above, "**" if name == "**" else "", "")
+    rights = os.R_OK | os.X_OK if glob.has_magic(name) else os.X_OK
+    for path in glob.glob(folder, recursive=True) if glob.has_magic(folder) else [above]:
+        if os.path.isdir(path) and not os.access(path, rights):
+            raise InputError(
+                f"cannot look into {path!r}: permission denied; make it readable (chmod u+rx), or leave it out"
+            )
 
 
 def _files_of_folder(folder: str) -> list[str] | None:

@@ -157,6 +157,19 @@ def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.
         list_inputs([str(folder / "*.jsonl")])
 
 
+@pytest.mark.parametrize("pattern", ["*/a.jsonl", "*/*.jsonl", "**/*.jsonl", "**", "closed/a.jsonl", "closed/*"])
+def test_a_folder_without_permission_is_not_passed_over(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "open" / "a.jsonl").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: "closed" not in str(path))  # root may read all
+    with pytest.raises(InputError, match=r"cannot look into '.*/closed/?': permission denied; make it readable"):
+        list_inputs([str(tmp_path / pattern)])
+    assert len(list_inputs([str(tmp_path / "open/*.jsonl")])) == 1
+
+
 def test_a_file_that_is_written_has_its_content_and_the_usual_rights(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     (tmp_path / "usual").write_bytes(b"")
