@@ -589,6 +589,8 @@ def start(
         TokenizerError: there is no such tokenizer.
     """
     target = Path(path)
+    if not target.name or target.is_dir():
+        raise OutputError(f"-o is {str(path)!r}, wanted a file: give a name that ends in .json")
     reasons = target.with_suffix(".md")
     if target == reasons:
         raise OutputError(f"-o is {target}, and the reasons are written there: give a name that ends in .json")

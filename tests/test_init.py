@@ -418,6 +418,9 @@ def test_nothing_is_replaced_without_overwrite(
         (tmp_path / name).unlink()
     assert main(["init", str(DATA / "chat.jsonl"), "-o", str(tmp_path / "made.md")]) == 4  # beside it, the same file
     assert "give a name that ends in .json" in capsys.readouterr().err
+    for no_file in ("", ".", "/", str(tmp_path)):
+        assert main(["init", str(DATA / "chat.jsonl"), "-o", no_file, "--overwrite"]) == 4
+        assert f"-o is {no_file!r}, wanted a file" in capsys.readouterr().err
     (tmp_path / "made.json").write_text("mine")
     config, _, _ = start(DATA / "chat.jsonl", "--overwrite")
     assert config["mask"] == {"assistant": "train"}
