@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from beam_prep.data.block import AnyPaths, InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError
+from beam_prep.formats.manifest import MANIFEST, RUN
 from beam_prep.reading.records import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import HEAD_BYTES, by_first_bytes, refusal, source_of
@@ -198,6 +199,8 @@ def of_tables(files: Iterable[InputFile]) -> list[str]:
 
 def _advice_on_folder(path: str, place: str) -> str:
     """The message for a local folder: what it is, and what to name in place of it."""
+    if all(os.path.isfile(os.path.join(place, name)) for name in (MANIFEST, RUN)):
+        return f"{path!r} is an output of beam_prep, wanted files of records: leave it out of the inputs"
     for below in ("*", "*/*", "*/*/*"):
         for kind, (log, ending) in _LOGS.items():
             if glob.glob(f"{below.removesuffix('*')}{log}/*{ending}", root_dir=place):

@@ -73,11 +73,15 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
     Path("broken.jsonl").symlink_to("gone.jsonl")
     Path("loop.jsonl").symlink_to("loop.jsonl")
     os.mkfifo("pipe.jsonl")
+    Path("out").mkdir()
+    for name in ("manifest.json", "run.json"):
+        Path("out", name).touch()
     for pattern, message in {
         "none.jsonl": f"no such input: 'none.jsonl' (from {folder}); check the path, or quote the glob",
         "none*.jsonl": f"no such input: 'none*.jsonl' (from {folder}); check the path, or quote the glob",
         "deep": "'deep' is a directory: name its files, for instance 'deep/*/*.jsonl'",
         "d*p": "'deep' is a directory: name its files, for instance 'deep/*/*.jsonl'",
+        "o*": "'out' is an output of beam_prep, wanted files of records: leave it out of the inputs",
         "broken.jsonl": "cannot read 'broken.jsonl': No such file or directory",
         "loop.jsonl": "cannot read 'loop.jsonl': Too many levels of symbolic links",
         "a.jsonl/x": f"no such input: 'a.jsonl/x' (from {folder}); check the path, or quote the glob",
