@@ -195,8 +195,9 @@ def _unknown_option(command: str, words: Sequence[str]) -> str | None:
     meant, place = instead(word), place_of(word)
     if meant is None and place is not None and (place in known or ("-c" in known and not place.startswith("--"))):
         meant = f"here it is {place}{'' if place in known else ' in the config'}"
-    if meant is None and (near := nearest(f"--{word}", known)) is not None:
-        meant = f"did you mean {near}?"
+    # Without the dashes, which any two options share.
+    if meant is None and (near := nearest(word, [each[2:] for each in known if each.startswith("--")])) is not None:
+        meant = f"did you mean --{near}?"
     return f"unknown option {name!r}{'' if meant is None else f'; {meant}'}"
 
 
@@ -226,7 +227,14 @@ def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> s
             _, unknown = _parser_of_beam().parse_known_args(unknown)
         except _UsageError as error:
             return str(error)
-    return f"unknown argument {unknown[0]!r}" if unknown else None
+    if not unknown:
+        return None
+    word, advice = unknown[0], ""
+    if word.startswith("-"):
+        advice = f"; if it is a file, type {shlex.quote(f'./{word}')}"
+    elif any(not action.option_strings and action.nargs in ("*", "+") for action in COMMANDS[command]._actions):
+        advice = "; name all files in one place, with no option between them"
+    return f"unknown argument {word!r}{advice}"
 
 
 UNTIL_ENDED = 5.0

@@ -63,6 +63,7 @@ OTHER_NAMES = {
     "mask": "assistant_only_loss roles_to_train mask_history",
     "input.sections": "dataset_text_field text_column field_messages completion_only_loss template",
     "input.template_variables": "chat_template_kwargs enable_thinking",
+    "output.shuffle": "shuffle_seed data_seed",
     "output.storage_format": "storage_format format formats output_format",
 }
 """Our options, and places in our config -> the names of such settings in TRL, axolotl, LLaMA-Factory and others."""

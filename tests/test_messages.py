@@ -191,6 +191,12 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     (("cat", "out", "--max_seq_len=5"), "unknown option '--max_seq_len' (beam-prep cat --help"),  # it has no config
     ((*JOB, "--num_workers=four"), "argument --num_workers: invalid int value: 'four'"),
     (("inspect", "out", "--reccord", "3"), "unknown option '--reccord'; did you mean --record?"),
+    (
+        (*JOB, "--seed=1"),
+        "unknown option '--seed' (beam-prep run --help",
+    ),  # the dashes alone make it similar to --lease
+    ((*JOB, "y.jsonl"), "unknown argument 'y.jsonl'; name all files in one place, with no option between them"),
+    (("audit", "-x.jsonl", *JOB[4:]), "unknown argument '-x.jsonl'; if it is a file, type ./-x.jsonl"),
     (("cat", "out", "--force"), "unknown option '--force' (beam-prep cat --help"),  # it has no --overwrite
     (("template", TOKENIZER, "--html=x.html", "--json"), "--html and --json exclude each other: type one of them"),
     (("gc", "cache_dir", "--older_than=3 days"), "found '3 days', wanted a time such as 90s, 30m, 12h or 7d"),
