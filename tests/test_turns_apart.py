@@ -93,6 +93,23 @@ def test_auto_begins_a_row_where_history_changes() -> None:
     assert [trained for _, trained in found] == ["(hm)look<|im_end|>(ah)done<|im_end|>", "(ok)end<|im_end|>"]
 
 
+ENDS_BETWEEN = (
+    "{%- for m in messages -%}<|im_start|>{{ m.role }}:{{ m.content }}"
+    "{%- if not loop.last or add_generation_prompt -%}<|im_end|>{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant:{%- endif -%}"
+)
+
+
+def test_auto_trains_an_end_token_that_is_written_only_before_another_turn() -> None:
+    config = config_of("auto")
+    config["input"]["chat_template"] = ENDS_BETWEEN
+    together = {**config, "input": {**config["input"], "turns": "together"}}
+    made, wanted = (prepared(each, [{"messages": CHAT}]) for each in (config, together))
+    assert made["loss_mask"].to_lists() == wanted["loss_mask"].to_lists()
+    ids = made["sequence"].flat[made["loss_mask"].flat > 0].tolist()
+    assert TOKENIZER.decode(ids) == f"first{END}second"
+
+
 @pytest.mark.parametrize("turns", ["apart", "auto"])
 def test_the_last_of_a_role_is_that_of_the_conversation(turns: str) -> None:
     trained = [trained for _, trained in rows([CHAT], turns, mask={"assistant": "train", "user": "last"})]

@@ -124,7 +124,7 @@ class Conversations:
             part = _Chat(chat.messages[: end + 1], chat.variables, chat.actions, chat.roles, None)
             rendered = self._rendered(part, first)
             if made is not None and auto and rendered.text.startswith(begin):
-                rendered, since = rendered._replace(turns=[*made[0].turns, *rendered.turns]), made[2]
+                since = made[2]  # its turns are told again: the end of one may be written with the next
             else:
                 if made is not None:
                     yield self._piece(*made, trained)
@@ -142,6 +142,7 @@ class Conversations:
         segments = [
             each._replace(action=TRAIN if each.turn in trained else MASK)
             for each in self._segments(rendered, chat, -2, cut)
+            if each.turn >= first
         ]
         return Piece(text, special, segments, roles=chat.roles[first : len(chat.messages)])
 
@@ -166,7 +167,7 @@ class Conversations:
         return _Chat(messages, variables, actions, codes, _answer_of(sections, messages, actions))
 
     def _rendered(self, chat: _Chat, first: int = 0) -> RenderedChat:
-        """A rendered conversation, with the turns of the messages from `first` on: earlier ones are done."""
+        """A rendered conversation. Counted, or rejected, are the messages from `first` on: earlier ones are done."""
         replays = self._chat_format.rules.mask_options is None
         fields = self._fields
         try:
@@ -179,8 +180,6 @@ class Conversations:
             self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
         except Reject as reject:
             raise Reject(reject.reason, f"field {fields!r}{_lack(chat, reject.message)}: {reject.message}") from None
-        if first:
-            rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         texts = set[int]()
         for lost in rendered.not_rendered:
             index, key = lost
@@ -200,7 +199,7 @@ class Conversations:
                     f"the chat template does not write the {key} of '{fields}[{index}]' ({role}): wanted a template "
                     f'that does ("chat_template" in "input"){self._instead(role, fields)}',
                 )
-        self._count(rendered, chat.messages[first:])
+        self._count(rendered, chat.messages, first)
         if texts:
             self.counted["texts_not_written"] += len(texts)
         for name, count in (*rendered.changed.items(), ("reasoning_written", rendered.reasoned)):
@@ -228,14 +227,14 @@ class Conversations:
         self.made[DIFFERENT] += self._template.differs(rendered, chat.messages, **chat.variables)
         return rendered
 
-    def _count(self, rendered: RenderedChat, messages: Sequence[Message]) -> None:
+    def _count(self, rendered: RenderedChat, messages: Sequence[Message], first: int) -> None:
         """Counts turns whose marks leave out their end, or include their header; and reasoning within contents."""
-        for message in messages:
+        for message in messages[first:]:
             inline = inline_reasoning(message)[0].strip()
             if words := inline.removeprefix("<think>").removesuffix("</think>").strip():
                 self.counted["reasoning_written" if words in rendered.text else "reasoning_not_written"] += 1
         for turn in rendered.turns if rendered.marked else ():
-            if turn.spans and turn.rule:
+            if turn.message >= first and turn.spans and turn.rule:
                 if rendered.text[turn.spans[-1][1] : turn.rule[-1][1]].strip():
                     self.counted["marks_without_end"] += 1
                 if rendered.text[turn.spans[0][0] : turn.rule[0][0]].strip():
