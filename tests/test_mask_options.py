@@ -130,6 +130,27 @@ def test_blocks_hold_the_header_unless_it_is_masked(generation_prompt: Any, head
     assert trained(MARKED, CHAT[4:], unmasked) == [f"{header}900 miles.{END}\n"]
 
 
+def opening(template: str) -> str:
+    """The template with a generation prompt that opens the reasoning."""
+    return template.replace("assistant\n' }}{%- endif %}", "assistant\n<think>\n' }}{%- endif %}")
+
+
+def test_a_header_is_trained_or_masked_where_history_lacks_the_end_of_the_generation_prompt() -> None:
+    header, rest = "<|im_start|>assistant\n", "One and one.\n</think>\n\nTwo miles." + END
+    chat = [{"role": "user", "content": "Hm?"}, {"role": "assistant", "content": "Yes."}, *CHAT[:2]]
+    options = bp.MaskOptions(generation_prompt="train")
+    assert trained(opening(STRIPPING), chat, options) == [f"{header}Yes.{END}", f"{header}<think>\n{rest}"]
+    options = bp.MaskOptions(generation_prompt="mask")
+    assert trained(opening(MARKED), chat, options) == [f"Yes.{END}\n", f"{rest}\n"]
+
+
+def test_a_header_is_trained_where_blocks_hold_the_end_of_the_generation_prompt() -> None:
+    behind = "{{- '<|im_start|>assistant\n' }}{%- generation %}"
+    template = opening(MARKED).replace("{%- generation %}{{- '<|im_start|>assistant\n' }}", behind)
+    (run,) = trained(template, CHAT[:2], bp.MaskOptions(generation_prompt="train"))
+    assert run == f"<|im_start|>assistant\n{THOUGHT}Two miles.{END}\n"
+
+
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("template", [PLAIN, PLAIN.replace("m.content", "m.content[0].text or m.content")])
 def test_reasoning_within_a_content_is_found(template: str, parts: bool) -> None:

@@ -373,7 +373,7 @@ def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions
 
 CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 
-_INLINE_END, _BLANKS = re.compile(r"</think>\n*"), re.compile(r"\s*")
+_INLINE_END, _BLANKS, _WORD = re.compile(r"</think>\n*"), re.compile(r"\s*"), re.compile(r"\w")
 
 
 class KindSpan(NamedTuple):
@@ -423,8 +423,8 @@ def kinds_of(
         tokens: the special tokens.
     """
     start, stop = span
-    at = text.rfind(prompt, 0, start + len(prompt)) if prompt and message["role"] == "assistant" else -1
-    begin = max(start, at + len(prompt)) if 0 <= at <= start else start
+    at, behind = _header(text, prompt, start, tokens) if message["role"] == "assistant" else (start, start)
+    begin = max(start, behind)
     end = _end(text, begin, stop, own, tokens)
     # The prompt may hold the first tag of a content.
     written = (each for each in own if each.begin < end and each.end > max(each.begin, begin))
@@ -433,7 +433,7 @@ def kinds_of(
     cuts = [(begin, borders[0][1] if borders else CONTENT), *borders[1:], (end, EOS)]
     if begin > start:
         cuts.insert(0, (start, GENERATION_PROMPT if options.generation_prompt == "mask" else CONTENT))
-    elif options.generation_prompt == "train" and 0 <= at < start and not text[at + len(prompt) : start].strip():
+    if options.generation_prompt == "train" and at < start:
         cuts.insert(0, (at, GENERATION_PROMPT))
     places = [*accumulate((min(place, stop) for place, _ in cuts), max), stop]
     found = []
@@ -441,6 +441,16 @@ def kinds_of(
         if last > first:
             found.append(KindSpan(first, last, kind))
     return found
+
+
+def _header(text: str, prompt: str, start: int, tokens: Tokens) -> tuple[int, int]:
+    """The generation prompt before or at the begin of a span, or the part of it that the history has."""
+    for size in sorted((token.end() for token in tokens.token.finditer(prompt)), reverse=True):
+        part = prompt[:size]
+        at = text.rfind(part, 0, start + size)
+        if at >= 0 and _WORD.search(part) and not text[at + size : start].strip():
+            return at, at + size
+    return start, start
 
 
 def _end(text: str, begin: int, stop: int, own: Sequence[SourceSpan], tokens: Tokens) -> int:
