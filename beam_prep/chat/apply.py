@@ -30,7 +30,7 @@ from beam_prep.data.rendered import (
 )
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import message_list, record_domain, record_weight
+from beam_prep.reading.adapters import message_list, record_domain, record_weight, template_kwargs
 from beam_prep.reading.not_text import DROPPED, text_only
 from beam_prep.reading.prompts import sides_of, with_prompt
 from beam_prep.reading.records import Record, Records, check_values, describe, lines_beyond_json
@@ -88,7 +88,7 @@ class TextCollector:
                     if not isinstance(element, list | None):
                         found = f"field {section.field!r} holds {describe(element)} at [{place}]"
                         raise Reject("wrong_type", f"{found}, wanted lists of messages (texts want template: false)")
-                    yield [*self._messages(section, element, where)]
+                    yield [*self._messages(record, section, element, where)]
                 else:
                     text = self.chat_format.guard(text_of(element, where), where)
                     yield [_piece(text, bool(section.add_special_tokens), section.action)] if text else []
@@ -106,7 +106,7 @@ class TextCollector:
         first = True
         for section, text in zip(self.output.sections, texts, strict=True):
             if section.template is not None:
-                pieces = [*self._messages(section, record.get(section.field), section.field)]
+                pieces = [*self._messages(record, section, record.get(section.field), section.field)]
                 yield from pieces
                 first = first and not pieces
             elif text:
@@ -156,12 +156,13 @@ class TextCollector:
         prompt = "".join(text or "" for text in texts[:masked]) if masked else None
         return [_piece(joined, sections[0].add_special_tokens is not False, "train", prompt, parts)] if joined else []
 
-    def _messages(self, section: Section, value: Any, where: str) -> Iterator[Piece]:
-        """A piece for each message, rendered alone."""
-        template = self.chat_format.template
+    def _messages(self, record: Record, section: Section, value: Any, where: str) -> Iterator[Piece]:
+        """A piece for each message, rendered alone, without the tools of the record: each piece would repeat them."""
+        template, guard = self.chat_format.template, self.chat_format.guard
         assert template is not None
-        variables = self.chat_format.rules.template_variables or {}
-        messages, guard = check_messages(value, where, self.output.weights_name is not None), self.chat_format.guard
+        own = {name: guard(each, name) for name, each in template_kwargs(record).items()}
+        variables = {**(self.chat_format.rules.template_variables or {}), **own}
+        messages = check_messages(value, where, self.output.weights_name is not None)
         for turn, message in enumerate(guard.messages(messages, where)):
             try:
                 text = template.text([message], **variables)

@@ -8,7 +8,7 @@ from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.data.schema import Output, Section
+from beam_prep.data.schema import Output, Section, TextRules
 from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, say
 
 ASKED = say("user", "How far?")
@@ -295,3 +295,16 @@ def test_arguments_of_a_template_that_writes_calls_only_with_a_null_content_get_
     source = TAKES["strings"].replace("m.tool_calls or []", "(m.tool_calls if m.content is none else none) or []")
     source = source.replace("m.content or ''", "'' if m.tool_calls else m.content")
     assert prepared(source, called({"to": "Gent"}, None))[0].endswith("assistant\ngo " + AS_JSON + "!<|im_end|>\n")
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_messages_rendered_alone_get_the_variables_of_their_record(listed: bool) -> None:
+    talk: list[Any] = [say("user", "x"), say("assistant", "y")]
+    kwargs: list[Any] = [{"mark": "!"}, {}, "mark"]
+    records = [{"messages": [talk] if listed else talk, "chat_template_kwargs": each} for each in kwargs]
+    output = Output("sequence", "list" if listed else "ids", (Section("messages", "$role", "message"),), "loss_mask")
+    template = ChatTemplate("{{ messages[0].content }}{{ mark }}", TOKENS, CONTROLS)
+    chat_format = ChatFormat(template, rules=TextRules(template_variables={"mark": "?"}))
+    rendered = apply_template(testing.records(records), (output,), chat_format)
+    assert [*rendered.pieces["sequence"].texts] == ["x!", "y!", "x?", "y?"]
+    assert testing.rejects(rendered) == [(2, "bad_kwargs")]
