@@ -11,6 +11,7 @@ from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.chat.messages import holds_objects
 from beam_prep.data.ragged import Array
+from beam_prep.reading.adapters import template_kwargs
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards import report
@@ -63,7 +64,7 @@ def keys_not_written(sample: Sample) -> list[str]:
     originals = {(part.number, line): record for part, line, record in sample.originals()}
     found = dict[str, None]()
     for chat, text, _ in _rendered(sample):
-        own, told = originals[chat.part.number, chat.line].get("chat_template_kwargs") or {}, squeezed(text)
+        own, told = template_kwargs(originals[chat.part.number, chat.line]), squeezed(text)
         keys = [(f"{chat.field}[].{key}", each[key]) for each in chat.messages for key in each if key not in SAID]
         keys += [(f"chat_template_kwargs.{key}", own[key]) for key in own]
         # Single words are states or ids.

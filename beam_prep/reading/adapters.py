@@ -497,14 +497,16 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
 
 def template_kwargs(record: Record) -> dict[str, Any]:
     """The record's `chat_template_kwargs`, variables for the template; {} if absent or null."""
-    found: dict[str, Any] | None = record.get("chat_template_kwargs")
+    found: Any = record.get("chat_template_kwargs")
+    if isinstance(found, str) and found.lstrip().startswith("{"):  # of tables, whose records have different keys
+        found = parsed_field(found, "chat_template_kwargs", "an object", "bad_kwargs")
     if found is None:
         return {}
     check_type(found, dict, "field 'chat_template_kwargs'", "an object", "bad_kwargs")
     for name in ("messages", "add_generation_prompt"):
         if name in found:
             raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which a record cannot set")
-    return found
+    return dict(found)
 
 
 _MESSAGES = re.compile(

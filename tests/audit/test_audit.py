@@ -210,6 +210,7 @@ def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Pat
     found = of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config)
     unread = "'messages[].plan', 'messages[].steps', 'chat_template_kwargs.instructions'"
     assert found.notes == (f"fields that nothing reads: {unread}",)
+    assert of_records(tmp_path, [{**said, "chat_template_kwargs": json.dumps(kwargs)}], config).notes == found.notes
     template = (
         "{{ instructions }}{% for m in messages %}{{ m.role ~ m.content ~ m.plan ~ m.steps ~ eos_token }}{% endfor %}"
     )

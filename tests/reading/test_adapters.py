@@ -212,6 +212,7 @@ class TestTools:
     def test_template_kwargs(self) -> None:
         assert template_kwargs({}) == template_kwargs({"chat_template_kwargs": None}) == {}
         assert template_kwargs({"chat_template_kwargs": {"thinking": False}}) == {"thinking": False}
+        assert template_kwargs({"chat_template_kwargs": ' {"thinking": false}'}) == {"thinking": False}
 
 
 class TestTokenized:
@@ -270,6 +271,7 @@ def of_ids(record: Row) -> Any:
         (tools, {"tools": [{}, "{f"]}, "bad_tools", "field 'tools[1]' is a string that is no JSON (unexpected"),
         (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (unexpected character"),
         (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
+        (template_kwargs, {"chat_template_kwargs": "{'a': 1}"}, "bad_kwargs", "is a string that is no JSON"),
         (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
         (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted a token id"),
         (of_ids, {"input_ids": [2**31]}, "bad_id", "is a number (2147483648), wanted a token id"),
