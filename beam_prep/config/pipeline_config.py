@@ -28,7 +28,8 @@ _ALSO_READ = {
     "alpaca": ("input", "system", "history"),
     "sharegpt": ("system",),
     "tokenized": ("labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"),
-    "templates": ("tools", "functions", "chat_template_kwargs"),
+    "templates": ("chat_template_kwargs",),
+    "conversations": ("tools", "functions"),
 }
 """Fields that adapters, unless options name others, and chat templates read if a record has them."""
 
@@ -250,6 +251,7 @@ class PipelineConfig(Strict):
         # The sections of rollouts name columns.
         read = frozenset((*self.input.fields, *(() if self.input.rollouts else self.section_fields)))
         also = {*_ALSO_READ["templates"]} if any(each.has_template for each in outputs) else set()
+        also |= {*_ALSO_READ["conversations"]} if any(each.conversation for each in outputs) else set()
         if (adapter := self.input.adapter) is not None:
             also |= {(adapter.model_extra or {}).get(name, name) for name in _ALSO_READ[adapter.name]}
         return FieldUse(kept, read, frozenset(trained), answers, pairs, frozenset(also))

@@ -195,6 +195,15 @@ def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_p
     assert ("empty_turns" in found, "rejected_wrong_type" in found) == (False, True)
 
 
+def test_tools_beside_messages_that_are_rendered_alone_are_not_read(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "configs/sft_chat.json").read_text())
+    messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "At nine."}]
+    tools = [{"type": "function", "function": {"name": "clock", "description": "Says the time."}}]
+    found = of_records(tmp_path, [{"messages": messages, "tools": tools}], config)
+    (finding,) = (each for each in found.findings if each.name == "field_not_read")
+    assert finding.mend.startswith('give "template": "conversation" to the section of the messages')
+
+
 def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Path) -> None:
     config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
     plan: dict[str, Any] = {
