@@ -1,9 +1,11 @@
 """`bp.open`: what a trainer gets, from outputs of the real pipeline. Indices, slices and views: test_rows.py."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT
+from tests.readers.conftest import IDS, documents
 
 CHATS = ROOT / "examples" / "data" / "chat.jsonl"
 
@@ -148,3 +151,24 @@ def test_a_shard_of_another_output_is_seen(copy: Path) -> None:
     shutil.copy(shards[0], shards[1])
     with pytest.raises(FormatError, match=r"maths: shard 1 \(tfrecord\) holds \d+ rows, manifest"):
         list(bp.open(copy).domain("maths"))
+
+
+def test_rows_of_an_output_that_was_written_again_are_not_mixed_with_those_of_the_old_one(
+    output: Callable[..., Path],
+) -> None:
+    shards = {"a": [documents([3], 0), documents([3], 10)]}
+    old, new = output([IDS], shards), output([IDS], {"a": [documents([3], 20), documents([3], 30)]})
+    opened = bp.open(old)
+    first, others = opened[0]["input_ids"].tolist(), pickle.dumps(opened)
+    (old / "manifest.json").write_bytes((old / "manifest.json").read_bytes())  # the same output
+    assert opened[:1][0]["input_ids"].tolist() == first
+    shutil.rmtree(old)
+    new.rename(old)
+    assert opened[0]["input_ids"].tolist() == first  # that shard is open
+    for reads in (lambda: opened[1], lambda: [*opened], lambda: pickle.loads(others)[0], lambda: opened.packed(4)):
+        with pytest.raises(FormatError, match="was written again, or removed, since it was opened: open it again"):
+            reads()
+    assert bp.open(old)[0]["input_ids"].tolist() == [20, 21, 22]
+    shutil.rmtree(old)
+    with pytest.raises(FormatError, match="was written again, or removed"):
+        opened[1]
