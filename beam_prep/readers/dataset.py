@@ -172,8 +172,9 @@ class Dataset(Rows):
         return self._format.name
 
     def _here(self) -> dict[Part, range]:
-        """The parts that have rows here, with these rows."""
-        found = {part: _within(self._rows, rows) for part, rows in self._rows_of.items()}
+        """The parts that have rows here, with these rows, in the order of the rows."""
+        parts = self._rows_of.items() if self._rows.step > 0 else reversed(self._rows_of.items())
+        found = {part: _within(self._rows, rows) for part, rows in parts}
         return {part: rows for part, rows in found.items() if rows}
 
     @property

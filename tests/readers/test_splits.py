@@ -43,8 +43,8 @@ def test_views_have_the_rows_that_a_list_has(shards: dict[tuple[str, str], list[
         assert firsts(view) == [number for _, _, number in wanted]
         places = [(view.split_of(place), view.domain_of(place)) for place in range(len(view))]
         assert places == [(split, domain) for split, domain, _ in wanted]
-        assert set(view.splits) == {split for split, _, _ in wanted}
-        assert set(view.domains) == {domain for _, domain, _ in wanted}
+        assert view.splits == tuple(dict.fromkeys(split for split, _, _ in wanted))
+        assert view.domains == tuple(dict.fromkeys(domain for _, domain, _ in wanted))
         for split in dict.fromkeys(split for split, _ in shards):
             mine = view.split(split)
             assert firsts(mine) == [number for name, _, number in wanted if name == split]
