@@ -98,7 +98,7 @@ def _open_column(data: Array, file: Any, column: Column) -> Ragged:
 def _values(data: Array, file: Any, name: str, dtype: str) -> Array:
     """The values of a dataset with this dtype and one dimension."""
     dataset, stored = file[name], np.dtype(dtype).newbyteorder("<")
-    if getattr(dataset, "dtype", None) != stored or dataset.ndim != 1:
+    if getattr(dataset, "dtype", None) != stored or getattr(dataset, "ndim", None) != 1:  # a group, a named type
         raise ValueError(f"{name}: found {dataset}, wanted a list of {dtype}")
     if dataset.size == 0:
         return np.zeros(0, stored)

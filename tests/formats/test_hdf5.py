@@ -117,10 +117,13 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
         file.create_dataset("sequence", data=np.arange(5, dtype=np.int32), chunks=(2,))
         file["offsets/sequence"] = np.array([0, 5])
         file["rewards"] = np.float32(0)
+        file["kind"] = np.dtype("int32")
     with pytest.raises(FormatError, match="sequence: its values do not lie in one piece"):
         read(tmp_path, [SEQUENCE])
     with pytest.raises(FormatError, match=r"rewards: found <HDF5 dataset .* shape \(\)"):
         read(tmp_path, [REWARDS])
+    with pytest.raises(FormatError, match="kind: found <HDF5 named type"):
+        read(tmp_path, [Column("kind", "int32", 1, "ids")])
     path.write_bytes(b"hello")
     with pytest.raises(FormatError, match=r"shard_0000\.h5: not a complete shard"):
         read(tmp_path, [SEQUENCE])
