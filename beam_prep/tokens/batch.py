@@ -319,7 +319,11 @@ class Batch(Block):
         """The batch without the rows of a bool mask. The ledger marks their lines as dropped.
 
         A record that keeps other rows is kept; the counter `rows_dropped` counts its lost rows.
+
+        Raises:
+            ValueError: `rows` is no such mask.
         """
+        rows = self._checked(rows)
         left = self._without(rows)
         if left is not self:
             lines = self.line[rows]
@@ -340,8 +344,19 @@ class Batch(Block):
         return left
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
-        """The batch without the rows of a bool mask. Rejects their records."""
-        return self.reject_each(dict.fromkeys(np.flatnonzero(rows).tolist(), (reason, message)))
+        """The batch without the rows of a bool mask. Rejects their records.
+
+        Raises:
+            ValueError: `rows` is no such mask.
+        """
+        return self.reject_each(dict.fromkeys(np.flatnonzero(self._checked(rows)).tolist(), (reason, message)))
+
+    def _checked(self, rows: Array) -> Array:
+        """`rows` as a bool mask: numbers of rows would take out other rows, or none."""
+        found = np.asarray(rows)
+        if found.shape != (len(self),) or (found.dtype != bool and len(self)):  # an array of [] has floats
+            raise ValueError(f"found rows {found.dtype} {found.shape}, wanted bool [{len(self)}], one a row")
+        return found.astype(bool)
 
     def _of_same_records(self, rows: Array) -> Array:
         """bool [rows]: these rows, and all other rows of their records."""

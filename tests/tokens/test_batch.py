@@ -135,6 +135,18 @@ def test_dropped_and_rejected_rows_leave_the_batch_and_enter_the_ledger() -> Non
     assert left.counters["seen"].tolist() == [2]
 
 
+@pytest.mark.parametrize("rows", [[1, 2], [1, 0, 0], [True, False], [[True], [False], [False]]])
+def test_rows_that_are_taken_out_are_given_as_a_mask(rows: list[Any]) -> None:
+    """With numbers of rows, `drop` left all rows, and `reject` took out others."""
+    batch = two_rows()
+    with pytest.raises(ValueError, match=r"found rows .*, wanted bool \[3\], one a row"):
+        batch.drop(np.array(rows), "tired")
+    with pytest.raises(ValueError, match=r"found rows .*, wanted bool \[3\], one a row"):
+        batch.reject(np.array(rows), "wrong", "it is")
+    empty = batch.drop(np.ones(3, bool), "tired")
+    assert len(empty.drop(np.array([]), "tired").reject(np.array([]), "wrong", "it is")) == 0
+
+
 def test_counters_add_up_and_zeros_leave_none() -> None:
     batch = two_rows()
     batch.count("a", np.array([0, 0, 0]))
