@@ -217,11 +217,27 @@ def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: M
     """The last step before rows are stored: drops pairs with equal sides and rows without loss, then casts the columns.
 
     It counts the rows that the ledger marks.
+
+    Raises:
+        ValueError: a mask, labels or weights (of a step of the user's) do not have a value for each token.
     """
+    for name, column in batch.schema.items():
+        rows, ids = batch[name], batch.columns.get(column.of or "")
+        if ids is not None and not _same_lengths(rows, ids):
+            wrong = np.flatnonzero(rows.lengths != ids.lengths)[:1].tolist()
+            first = f", the first at {batch.where(wrong[0])}" if wrong else ""
+            raise ValueError(f"rows of {name!r} are not as long as those of {column.of!r}{first}")
     stored = store_as(drop_rows_without_loss(reject_equal_sides(batch), rows_without_loss), dtypes)
     if notes := stored.ledger.notes:
         stored.count(CONTAMINATED, np.isin(stored.line, list(notes)), once=True)
     return stored
+
+
+def _same_lengths(rows: Ragged, others: Ragged) -> bool:
+    """True if rows, and lists in them, have the same lengths."""
+    if isinstance(rows.values, Ragged) and isinstance(others.values, Ragged):
+        return np.array_equal(rows.lengths, others.lengths) and _same_lengths(rows.values, others.values)
+    return np.array_equal(rows.lengths, others.lengths)
 
 
 def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:

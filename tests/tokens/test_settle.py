@@ -7,7 +7,7 @@ import pytest
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.shards.layout import store_as
+from beam_prep.shards.layout import finalize_columns, store_as
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import to_labels
 from tests.chars import outcomes
@@ -50,3 +50,19 @@ def test_ids_beyond_their_dtype_end_the_run_with_the_id(dtype: str, ids: list[in
 def test_labels_that_a_dtype_cannot_hold_are_named_by_value() -> None:
     with pytest.raises(ValueError, match="column 'labels' holds -100, which does not fit uint16"):
         store_as(to_labels(made_of([[5, 6]], [[0, 1]]), shift=False), {"labels": "uint16"})
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "first"),
+    [
+        ([[1, 2], [3]], [[1, 1], [1, 1]], r", the first at test\.jsonl \(byte offset \d+\)"),
+        ([[[1, 2], [3]]], [[[1], [1, 1]]], ""),
+    ],
+)
+def test_a_users_mask_of_other_lengths_than_the_ids_ends_the_run(ids: Any, mask: Any, first: str) -> None:
+    depth = 2 if isinstance(ids[0][0], list) else 1
+    batch = made_of([[1]] * len(ids))
+    batch = batch.assign(Column("sequence", "int32", depth, "ids"), Ragged.from_lists(ids, "int32", depth))
+    batch = batch.assign(Column("m", "int32", depth, "mask", "sequence"), Ragged.from_lists(mask, "uint8", depth))
+    with pytest.raises(ValueError, match=f"rows of 'm' are not as long as those of 'sequence'{first}$"):
+        finalize_columns(batch, "keep", {})
