@@ -255,7 +255,8 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
         flat, fits = _cast(rows.flat, dtype)
         if not fits.all():
             if column.role not in ("value", "token_value"):
-                raise ValueError(f"column {name!r} holds {rows.flat[~fits][0]}, which does not fit {dtype}: use int32")
+                advice = "" if dtype.startswith("float") else ": use int32"
+                raise ValueError(f"column {name!r} holds {rows.flat[~fits][0]}, which does not fit {dtype}{advice}")
             message = f"a number does not fit the dtype of its column: {name} ({dtype})"
             return store_as(batch.reject(rows.sums(~fits) > 0, "bad_number", message), dtypes)
         columns[name], schema[name] = rows.with_flat(flat), replace(column, dtype=dtype)

@@ -50,6 +50,8 @@ def test_ids_beyond_their_dtype_end_the_run_with_the_id(dtype: str, ids: list[in
 def test_labels_that_a_dtype_cannot_hold_are_named_by_value() -> None:
     with pytest.raises(ValueError, match="column 'labels' holds -100, which does not fit uint16"):
         store_as(to_labels(made_of([[5, 6]], [[0, 1]]), shift=False), {"labels": "uint16"})
+    with pytest.raises(ValueError, match=r"column 'v' holds nan, which does not fit float32$"):
+        stored([[np.nan]], "float32", "weights")
 
 
 @pytest.mark.parametrize(
