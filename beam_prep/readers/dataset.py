@@ -56,16 +56,6 @@ MAPS = 30_000
 """Most maps of open shards of an output. A column can be one, and Linux allows a process 65,530."""
 
 
-FileState = tuple[int, int, int]
-"""Inode, time of the last write in nanoseconds, and size. A file that replaces another has another state."""
-
-
-def state_of(path: Path) -> FileState:
-    """The state of a file."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
 def _part(shard: Mapping[str, Any]) -> Part:
     return shard.get("split"), shard["domain"]
 
@@ -112,15 +102,8 @@ class Dataset(Rows):
         lease: ReaderLease | None = None,
         domains: Sequence[str] | None = None,
         split: str | None = None,
-        seen: FileState | None = None,
     ) -> None:
-        """Only `open_dataset` calls this.
-
-        Args:
-            files, manifest, lease: of the output.
-            domains, split: only the rows of these; None: of all.
-            seen: the state of the manifest's file when it was read; None: unknown.
-        """
+        """Only `open_dataset` calls this. `split`, `domains`: only the rows of these; None: of all."""
         self.path: Any = files.url if isinstance(files, Stored) else files
         self.manifest = manifest
         self.schema = output_columns(manifest)
@@ -129,7 +112,8 @@ class Dataset(Rows):
         here = [shard for shard in manifest["shards"] if split in (None, shard.get("split"))]
         for name in domains or ():
             self._check("domain", name, dict.fromkeys(shard["domain"] for shard in here))
-        self._files, self._lease, self._domains, self._split, self._seen = files, lease, domains, split, seen
+        self._files, self._lease, self._domains, self._split = files, lease, domains, split
+        self._same: tuple[int, int, int] | None = None  # inode, time and size of a file with this manifest
         self._shards = [shard for shard in here if domains is None or shard["domain"] in domains]
         self._starts = [0, *itertools.accumulate(shard["rows"] for shard in self._shards)]
         self._rows_of: dict[Part, range] = {}
@@ -152,8 +136,7 @@ class Dataset(Rows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the shards itself.
-        given = (self._files, self.manifest, None, self._domains, self._split, self._seen)
-        return Dataset, given, {"_rows": self._rows}
+        return Dataset, (self._files, self.manifest, None, self._domains, self._split), {"_rows": self._rows}
 
     def _view(self, rows: range) -> "Dataset":
         """A view of rows of the output. It shares everything else."""
@@ -509,19 +492,18 @@ class Dataset(Rows):
         """
         if isinstance(self._files, Stored):
             return
-        path = self._files / MANIFEST
-        try:
-            if (state := state_of(path)) == self._seen:
-                return
-            same = load(path.read_bytes(), str(path)) == self.manifest
-        except FileNotFoundError:
-            same = False
-        if not same:
+        path, found = self._files / MANIFEST, None
+        with suppress(FileNotFoundError):
+            state = path.stat()
+            found = state.st_ino, state.st_mtime_ns, state.st_size
+            if found != self._same and load(path.read_bytes(), str(path)) != self.manifest:
+                found = None
+        if found is None:
             raise FormatError(
                 f"{self.path} was written again, or removed, since it was opened: open it again. Readers keep their "
                 "output if it has versions: --keep_versions"
             )
-        self._seen = state
+        self._same = found
 
     def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
         """Rows in this order: column name -> values, copied once, in native byte order.
@@ -771,7 +753,6 @@ def open_dataset(
         where = str(files)
     lease = None if where == root else ReaderLease(where)
     try:
-        seen = None if isinstance(files, Stored) else state_of(files / MANIFEST)
         manifest = load(read_bytes(f"{where}/{MANIFEST}"), f"{where}/{MANIFEST}")
     except (FileNotFoundError, NotADirectoryError):
         above = [] if is_stored else [each for each in Path(where).parents[:3] if (each / MANIFEST).is_file()]
@@ -785,6 +766,6 @@ def open_dataset(
             raise BeamPrepError(
                 f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
             )
-        return Dataset(files, manifest, lease, domains, None if split == ALL else split, seen)
+        return Dataset(files, manifest, lease, domains, None if split == ALL else split)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{where}/{MANIFEST} is damaged ({error!r}): make the output again") from None

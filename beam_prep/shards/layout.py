@@ -11,7 +11,7 @@ written.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -223,21 +223,15 @@ def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: M
     """
     for name, column in batch.schema.items():
         rows, ids = batch[name], batch.columns.get(column.of or "")
-        if ids is not None and not _same_lengths(rows, ids):
-            wrong = np.flatnonzero(rows.lengths != ids.lengths)[:1].tolist()
+        pairs: list[tuple[Any, Any]] = [] if ids is None else [(rows, ids), (rows.values, ids.values)]
+        if any(isinstance(one, Ragged) and not np.array_equal(one.offsets, other.offsets) for one, other in pairs):
+            wrong = np.flatnonzero(rows.lengths != pairs[0][1].lengths)[:1].tolist()
             first = f", the first at {batch.where(wrong[0])}" if wrong else ""
             raise ValueError(f"rows of {name!r} are not as long as those of {column.of!r}{first}")
     stored = store_as(drop_rows_without_loss(reject_equal_sides(batch), rows_without_loss), dtypes)
     if notes := stored.ledger.notes:
         stored.count(CONTAMINATED, np.isin(stored.line, list(notes)), once=True)
     return stored
-
-
-def _same_lengths(rows: Ragged, others: Ragged) -> bool:
-    """True if rows, and lists in them, have the same lengths."""
-    if isinstance(rows.values, Ragged) and isinstance(others.values, Ragged):
-        return np.array_equal(rows.lengths, others.lengths) and _same_lengths(rows.values, others.values)
-    return np.array_equal(rows.lengths, others.lengths)
 
 
 def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
