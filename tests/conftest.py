@@ -22,6 +22,13 @@ settings.register_profile("nightly", deadline=None, max_examples=500)
 settings.register_profile("unshrunk", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("quick")
 
+# Types of fixtures.
+Capture = pytest.CaptureFixture[str]
+Log = pytest.LogCaptureFixture
+Patch = pytest.MonkeyPatch
+Run = Callable[..., Any]
+Command = Callable[..., str]
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))
 
@@ -42,14 +49,24 @@ def commit() -> str:
     return done.stdout.strip()
 
 
+TOKENIZER_PATH = ROOT / "examples" / "tokenizer"
+"""Our own small tokenizer."""
+
+
 @pytest.fixture(scope="session")
 def tokenizer_path() -> str:
-    """Our own small tokenizer."""
-    return str(ROOT / "examples" / "tokenizer")
+    return str(TOKENIZER_PATH)
+
+
+def run_job(config: Any, inputs: Any, output: Path | str, tokenizer: Any = TOKENIZER_PATH, **options: Any) -> Any:
+    """Runs a config (a dict, or the path of one) in this process; gives the `Result`."""
+    from beam_prep.pipeline import Pipeline
+
+    return Pipeline(config, inputs, output, tokenizer, **options).run(["--runner=FnApiRunner"])
 
 
 @pytest.fixture(scope="session")
-def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Callable[[str], Any]:
+def output(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """Name of a config -> the output over its sample, made once for all tests: they only read it."""
     import beam_prep as bp
     from tests.test_configs import sample
@@ -57,9 +74,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Cal
     @functools.cache
     def _output(name: str) -> Any:
         folder = tmp_path_factory.mktemp(name) / "out"
-        job = bp.Pipeline(ROOT / "configs" / f"{name}.json", [str(sample(name))], folder, tokenizer_path)
-        job.run(["--runner=FnApiRunner"])
-        return bp.open(folder)
+        return bp.open(run_job(ROOT / "configs" / f"{name}.json", [str(sample(name))], folder).output)
 
     return _output
 
@@ -70,6 +85,22 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
     if template := settings["input"].get("chat_template"):
         settings["input"]["chat_template"] = (ROOT / "configs" / template).read_text("utf-8")
     return settings | {part: settings.get(part, {}) | values for part, values in changes.items()}
+
+
+def chat_config(template: Any = "conversation", **parts: Any) -> dict[str, Any]:
+    """A config of conversations of which the answers are trained."""
+    sections = [{"field": "messages", "action": "$role", "template": template}]
+    return {"input": {"sections": sections}, "mask": {"assistant": "train"}, **parts}
+
+
+def text_config(**parts: Any) -> dict[str, Any]:
+    """A config of texts."""
+    return {"input": {"sections": [{"field": "text", "action": "train"}]}, **parts}
+
+
+def says(**said: str) -> list[dict[str, Any]]:
+    """Messages, from the content of each role."""
+    return [{"role": role, "content": text} for role, text in said.items()]
 
 
 def records_of(path: Path) -> list[Any]:
@@ -91,22 +122,40 @@ def checkout(folder: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
+def run(tmp_path: Path) -> Callable[..., Any]:
     """Runs a config over records (dicts, or the bytes of a file) or a path, or a tuple of some; gives the `Result`."""
 
     def _run(config: dict[str, Any], records: Any, name: str = "out", **options: Any) -> Any:
-        from beam_prep.config import PipelineConfig
-        from beam_prep.pipeline import Pipeline
-
         inputs = records
         if not isinstance(records, Path | tuple | None):
             inputs = tmp_path / "input.jsonl"
             inputs.write_bytes(records) if isinstance(records, bytes) else write_lines(inputs, records)
-        options.setdefault("tokenizer_path", tokenizer_path)
-        job = Pipeline(PipelineConfig.from_dict(config), inputs, output_dir=tmp_path / name, **options)
-        return job.run(["--runner=FnApiRunner"])
+        return run_job(config, inputs, tmp_path / name, options.pop("tokenizer_path", TOKENIZER_PATH), **options)
 
     return _run
+
+
+@pytest.fixture
+def command(capsys: Capture) -> Command:
+    """Runs a command with an exit code, 0 unless another is given; gives what it prints, or what is wrong."""
+
+    def _command(*words: object, code: int = 0) -> str:
+        from beam_prep.cli import main
+
+        try:
+            found = main([*map(str, words)])
+        except SystemExit as end:  # --help
+            found = int(end.code or 0)
+        printed = capsys.readouterr()
+        assert found == code, printed.err
+        return printed.out or printed.err
+
+    return _command
+
+
+def run_of(output: Path | str) -> dict[str, Any]:
+    """What the `run.json` of an output says."""
+    return dict(json.loads(Path(output, "run.json").read_bytes()))
 
 
 def prepared(config: dict[str, Any], records: list[Any]) -> Any:
@@ -116,7 +165,7 @@ def prepared(config: dict[str, Any], records: list[Any]) -> Any:
     from beam_prep.testing import records as block
     from tests.reference import ours
 
-    return prepare(block(records), PipelineConfig.from_dict(config), ours(ROOT / "examples" / "tokenizer"))
+    return prepare(block(records), PipelineConfig.from_dict(config), ours(TOKENIZER_PATH))
 
 
 def tree(folder: Path | str, leave_out: tuple[str, ...] = UNLISTED) -> dict[str, bytes]:
