@@ -32,8 +32,16 @@ def labels(**parts: Any) -> dict[str, Any]:
     return {"columns": "labels", **parts}
 
 
+def rules(**preprocessing: Any) -> dict[str, Any]:
+    return sections(TEXT, preprocessing=preprocessing)
+
+
+def written(**output: Any) -> dict[str, Any]:
+    return sections(TEXT, output=output)
+
+
 def decontaminated(**rule: Any) -> dict[str, Any]:
-    return sections(TEXT, preprocessing={"decontaminate": rule})
+    return rules(decontaminate=rule)
 
 
 def load(obj: dict[str, Any]) -> PipelineConfig:
@@ -57,10 +65,7 @@ def problems(obj: Any) -> dict[str, str]:
     [
         (sections(CHAT), sections({**CHAT, "template": "message"})),
         (decontaminated(against="a", field="q"), decontaminated(against=["a"], field=["q"])),
-        (
-            sections(TEXT, output={"storage_format": ["tfrecord", "bin"]}),
-            sections(TEXT, output={"storage_format": ["bin", "tfrecord"]}),
-        ),
+        (written(storage_format=["tfrecord", "bin"]), written(storage_format=["bin", "tfrecord"])),
         (sections(CHAT, mask={"a": "train", "b": "mask"}), sections(CHAT, mask={"b": "mask", "a": "train"})),
         (sections(CHAT), sections(CHAT, output={"dtype": {"loss_mask": "int32"}, "names": {"loss_mask": "loss_mask"}})),
         (
@@ -106,7 +111,7 @@ TRAINS: dict[str, Any] = {"mask": {"assistant": "train"}}
         (sections(PROMPT, TEXT), NO_END),
         (sections(PROMPT, TEXT, preprocessing={"eos": "if_missing"}), None),
         (
-            sections(TEXT, output={"storage_format": ["bin", "npy"], "columns": "labels"}),
+            written(storage_format=["bin", "npy"], columns="labels"),
             "'npy': OLMo-core reads a mask, and no labels: use columns 'loss_mask'",
         ),
     ],
@@ -159,7 +164,7 @@ def named(names: Any, *given: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 
 def chunks(**preprocessing: Any) -> dict[str, Any]:
-    return sections(TEXT, preprocessing={"truncation_mode": "chunk", **preprocessing})
+    return rules(**{"truncation_mode": "chunk", **preprocessing})
 
 
 def dated(day: str) -> dict[str, Any]:
@@ -172,7 +177,7 @@ KNOWN = "sequence, loss_weights, attention_mask, position_ids, seq_lens, loss_ma
 PROBLEMS: list[tuple[Any, str, str]] = [
     ({"input": {}}, "input", "neither sections nor sources"),
     (sources({"output": labels()}, chosen=CHAT), "output.columns", "input.sections"),
-    (sections(TEXT, preprocessing={"shift": True}), "preprocessing.shift", "'labels'"),
+    (rules(shift=True), "preprocessing.shift", "'labels'"),
     (sections(PROMPT, {**PROMPT, "template": True}), "input.sections", "'train' or '$role'"),
     (sources(rewards=VALUE), "input.sources", "at least one source"),
     (sections({"field": "text", "action": "$role"}), "input.sections[0].action", "template: true"),
@@ -180,12 +185,8 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sections(TEXT, ANSWER), "input.sections", "all sections of an output must have it"),
     (sections(ANSWER, CONVERSATION), "input.sections", "must come first"),
     (sections(CONVERSATION, {**CONVERSATION, "action": "$last"}), "input.sections[1].action", "only section"),
-    (
-        sections(TEXT, {"field": "b", "action": "mask"}, preprocessing={"encode": "joint"}),
-        "preprocessing.encode",
-        "prompt must come first",
-    ),
-    (sections(TEXT, preprocessing={"bos": "strip"}), "preprocessing.bos", "conversation"),
+    (sections(TEXT, PROMPT, preprocessing={"encode": "joint"}), "preprocessing.encode", "prompt must come first"),
+    (rules(bos="strip"), "preprocessing.bos", "conversation"),
     ({"input": {"sections": [TEXT], "implicit_prompt": True}}, "input.implicit_prompt", "input.sources"),
     (
         {"input": {"sources": {"chosen": {"sections": [TEXT]}, "rejected": side("b")}, "implicit_prompt": True}},
@@ -204,7 +205,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (decontaminated(against=[]), "preprocessing.decontaminate.against", ""),
     (decontaminated(against="a", field=[]), "preprocessing.decontaminate.field", ""),
     (sections(PROMPT, TEXT, output={"fim": {"rate": 0.5}}), "output.fim", "it works only with one section"),
-    (sections(TEXT, output={"fim": {"rate": 1.5}}), "output.fim.rate", ""),
+    (written(fim={"rate": 1.5}), "output.fim.rate", ""),
     (sources({"output": {"loss_weights": True}}, a=CHAT), "output.loss_weights", "works only with input.sections"),
     (dated("2026-11-31"), "input.date", "day is out of range for month"),
     (dated("22.11.2026"), "input.date", "Invalid isoformat string: '22.11.2026'"),
@@ -217,7 +218,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (value({"template": True}), "input.sources.r.sections[0].template", ""),
     # wrong values
     (sections({**CHAT, "template": "true"}), "input.sections[0].template", "found 'true'; allowed: false, true,"),
-    (sections(TEXT, output={"splits": {"Train": 1}}), "output.splits.Train", "a split: lower-case"),
+    (written(splits={"Train": 1}), "output.splits.Train", "a split: lower-case"),
     (sections(TEXT) | {"Input": {}}, "Input", "unknown key 'Input'; did you mean 'input'? known"),
     (sections({**TEXT, "add_special_tokens": 1}), "input.sections[0].add_special_tokens", ""),
     (
@@ -230,18 +231,14 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sections(TEXT, mask={"user": "skip"}), "mask.user", ""),
     (sections(TEXT, version=2), "version", ""),
     (sections({**CHAT, "template": "yes"}), "input.sections[0].template", "allowed: false, true, 'message'"),
-    *((sections(TEXT, preprocessing={"padding": each}), "preprocessing.padding", "") for each in (0, "5", 5.0, True)),
-    (sections(TEXT, preprocessing={"max_seq_len": 10**30}), "preprocessing.max_seq_len", f"or equal to {1 << 53}"),
-    (
-        sections(TEXT, preprocessing={"min_chars": 7, "max_chars": 6}),
-        "preprocessing.max_chars",
-        "min_chars, which is 7",
-    ),
-    (sections(TEXT, preprocessing={"max_items": 0}), "preprocessing.max_items", "must be greater than 0"),
+    *((rules(padding=each), "preprocessing.padding", "") for each in (0, "5", 5.0, True)),
+    (rules(max_seq_len=10**30), "preprocessing.max_seq_len", f"or equal to {1 << 53}"),
+    (rules(min_chars=7, max_chars=6), "preprocessing.max_chars", "min_chars, which is 7"),
+    (rules(max_items=0), "preprocessing.max_items", "must be greater than 0"),
     # formats and dtypes
-    (sections(TEXT, output={"storage_format": ["bin", "bin"]}), "output.storage_format", "'bin', 'tfrecord'"),
+    (written(storage_format=["bin", "bin"]), "output.storage_format", "'bin', 'tfrecord'"),
     (
-        sections(TEXT, output={"storage_format": ["bin", "megatron"], "dtype": {"sequence": "uint32"}}),
+        written(storage_format=["bin", "megatron"], dtype={"sequence": "uint32"}),
         "output.dtype.sequence",
         "found 'uint32'; the format 'megatron' has all dtypes but uint32, uint64, float16",
     ),
@@ -253,7 +250,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         f"found {7 * 2**27}, of 5 bytes each; at most {7 * 2**29 // 5}, because a shard of 'mds' has at most",
     ),
     (
-        sections(TEXT, output={"dtype": {"loss_masks": "bool"}}),
+        written(dtype={"loss_masks": "bool"}),
         "output.dtype.loss_masks",
         f"unknown column 'loss_masks'; did you mean 'loss_mask'? known: {KNOWN}",
     ),
@@ -263,7 +260,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sections(TEXT, output=labels(dtype={"labels": "uint64"})), "output.dtype.labels", "int8, int16, int32, int64"),
     # keys
     (
-        sections(TEXT, preprocessing={"max_seq_length": 5}),
+        rules(max_seq_length=5),
         "preprocessing.max_seq_length",
         "unknown key 'max_seq_length'; here it is preprocessing.max_seq_len; known: ",
     ),
@@ -418,7 +415,7 @@ def test_char_limits_act_only_on_plain_text_that_is_all_trained() -> None:
 
 
 def test_vocabulary_borders_and_the_next_wider_dtype() -> None:
-    config = load(sections(TEXT, output={"dtype": {"sequence": "uint16"}}))
+    config = load(written(dtype={"sequence": "uint16"}))
     config.check_vocabulary(65535)
     with pytest.raises(ConfigError, match=r"up to 65535; .* up to 65536: use int32 or uint32"):
         config.check_vocabulary(65536)
@@ -505,8 +502,8 @@ def test_schema_agrees_with_the_config_reader() -> None:
         assert accepts({"$schema": "./schema.json", **given}), given
     for wrong in (
         sections(TEXT, bogus=1),
-        sections(TEXT, output={"storage_format": ["bin", "bin"]}),
-        sections(TEXT, preprocessing={"max_items": 0}),
+        written(storage_format=["bin", "bin"]),
+        rules(max_items=0),
         sources(**{"a b": CHAT}),
     ):
         assert not accepts(wrong), wrong

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import beam_prep as bp
 from beam_prep.audit.of_tokens import roles_without_end
 from beam_prep.config import PipelineConfig
 from beam_prep.sample import sample_of
-from tests.conftest import ROOT, shared
+from tests.conftest import TOKENIZER_PATH, Log, Run, chat_config, run_of, says, shared, text_config
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -24,19 +23,15 @@ MARKED = (
 )
 BARE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 BARE += "{% if add_generation_prompt %}assistant: {% endif %}"
-OURS = ROOT / "examples" / "tokenizer"
-ROWS = [
-    {"messages": [{"role": role, "content": text} for role, text in (("user", "Why?"), ("assistant", "For the sea."))]}
-] * 3
+ROWS = [{"messages": says(user="Why?", assistant="For the sea.")}] * 3
 SAYS = "no end token is trained behind what {!r} says, so a model does not learn to stop: "
 
 
 def config(template: str | None, mask: Any = None, **more: Any) -> dict[str, Any]:
-    sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
-    given: dict[str, Any] = {"sections": sections}
-    if template is not None:
-        given["chat_template"] = template
-    return {"input": given, "mask": mask or {"assistant": "train"}, "output": {"columns": "labels"}, **more}
+    given = chat_config(output={"columns": "labels"})
+    given["mask"] = mask or given["mask"]
+    given["input"] |= {} if template is None else {"chat_template": template}
+    return given | more
 
 
 def found(
@@ -57,7 +52,7 @@ def found(
     ids=["a mark that is plain text", "no end", "a mark before the end token"],
 )
 def test_each_role_without_an_end_is_told(tokenizer: str | None, template: str, roles: list[str], says: str) -> None:
-    folder = shared("tokenizers", tokenizer) if tokenizer else OURS
+    folder = shared("tokenizers", tokenizer) if tokenizer else TOKENIZER_PATH
     lines = found(folder, template, dict.fromkeys((*roles, "system"), "train"))
     assert len(lines) == len(roles)
     for line, role in zip(lines, roles, strict=True):
@@ -66,11 +61,11 @@ def test_each_role_without_an_end_is_told(tokenizer: str | None, template: str, 
 
 
 def test_nothing_is_told_of_turns_that_end_or_whose_ends_are_masked_on_purpose() -> None:
-    assert found(OURS, None) == []
-    assert found(OURS, CHATML, mask_options={"eos": "mask"}) == []
+    assert found(TOKENIZER_PATH, None) == []
+    assert found(TOKENIZER_PATH, CHATML, mask_options={"eos": "mask"}) == []
     sections = [{"field": "text", "action": "train"}, {"field": "messages", "action": "$role", "template": "message"}]
     rows = [{"text": "Said:", "messages": ROWS[0]["messages"][::-1]}]
-    assert found(OURS, None, rows=rows, input={"sections": sections, "chat_template": CHATML}) == []
+    assert found(TOKENIZER_PATH, None, rows=rows, input={"sections": sections, "chat_template": CHATML}) == []
 
 
 def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:
@@ -100,16 +95,14 @@ def test_an_eos_token_that_is_only_found_behind_a_blank_is_told_with_the_setting
     assert "with its normalized, single_word and split_special_tokens" in line
 
 
-def test_a_run_says_it_at_its_start_and_in_run_json(
-    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_says_it_at_its_start_and_in_run_json(run: Run, tmp_path: Path, caplog: Log) -> None:
     run(config(BARE), ROWS)
     (told,) = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
     assert f"input.jsonl: in 3 records, {SAYS.format('assistant')}" in told
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told.removeprefix("warning: ")
+    assert run_of(tmp_path / "out")["warnings"][0] == told.removeprefix("warning: ")
 
 
-def test_a_run_says_which_fields_nothing_reads(run: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_says_which_fields_nothing_reads(run: Run, caplog: Log) -> None:
     caplog.set_level("INFO", "beam_prep")
     blocks = {"thinking_blocks": [{"thinking": "So."}]}
     rows = [{**row, "id": 7, "messages": [message | blocks for message in row["messages"]]} for row in ROWS]
@@ -117,13 +110,8 @@ def test_a_run_says_which_fields_nothing_reads(run: Callable[..., Any], caplog: 
     assert "fields that nothing reads: 'id', 'messages[].thinking_blocks'" in caplog.messages
 
 
-def test_a_run_says_that_the_tokenizer_adds_the_eos_that_the_config_adds_too(
-    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    given = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 1, "eos": "if_missing"},
-    }
+def test_a_run_says_that_the_tokenizer_adds_the_eos_that_the_config_adds_too(run: Run, caplog: Log) -> None:
+    given = text_config(preprocessing={"min_chars": 1, "eos": "if_missing"})
     run(given, [{"text": "By the sea."}], tokenizer_path=str(shared("tokenizers", "t5-small")))
     (told,) = [record.getMessage() for record in caplog.records if "follows itself" in record.getMessage()]
     assert '"eos": "never"}: this tokenizer adds its EOS by itself' in told
@@ -133,6 +121,6 @@ def test_a_file_beside_its_compressed_form_is_told(run: Any, tmp_path: Path) -> 
     for name, packed in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress), ("b.jsonl", bytes)):
         (tmp_path / name).write_bytes(packed(json.dumps(ROWS[0]).encode()))
     told = run(config(None), tuple(sorted(tmp_path.glob("*.jsonl*")))).output
-    warnings = json.loads((Path(told) / "run.json").read_text())["warnings"]
+    warnings = run_of(told)["warnings"]
     assert f"{tmp_path}/a.jsonl is read plain and compressed: leave out a copy" in warnings
     assert not any("b.jsonl is" in warning for warning in warnings)

@@ -27,7 +27,7 @@ from beam_prep.hints import OTHER_NAMES
 from beam_prep.options import OPTIONS
 from beam_prep.reading.sources import guess, refusal
 from beam_prep.tokens.tokenizer import Tokenizer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Capture, Command, Patch
 
 CONFIG, TOKENIZER = str(ROOT / "configs/sft_conversation.json"), str(ROOT / "examples/tokenizer")
 LINES = (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines(keepends=True)[:40]
@@ -35,26 +35,15 @@ CHATS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 TEXT = "".join(LINES)
 PAIRS = [{"prompt": f"What is {n}\n+ 1, please?", "completion": f"It is {n + 1}; sure."} for n in range(40)]
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def started(*words: str) -> int:
-    """The exit code of the command line, as it is started by a user."""
-    try:
-        return cli.main(words)
-    except SystemExit as end:
-        return int(end.code or 0)
-
-
-def run(*inputs: str, config: str = CONFIG, more: tuple[str, ...] = ()) -> int:
-    given = ["run", *inputs, "-o", "out", "-c", config, "--tokenizer_path", TOKENIZER, "--runner=FnApiRunner"]
-    return started(*given, *more)
+def run(source: str) -> tuple[str, ...]:
+    return "run", source, "-o", "out", "-c", CONFIG, "--tokenizer_path", TOKENIZER, "--runner=FnApiRunner"
 
 
 # Formats
@@ -147,22 +136,20 @@ def test_what_a_message_says_to_type_keeps_all_texts_and_digits(kind: str) -> No
     assert made.to_pylist() == table.to_pylist()
 
 
-def test_a_format_is_named_by_a_run_and_a_preview(capsys: Capture) -> None:
+def test_a_format_is_named_by_a_run_and_a_preview(command: Command) -> None:
     Path("x.csv").write_bytes(rows_of_csv(","))
     Path("x.jsonl").write_bytes('{"messages": [{"role": "user", "content": "café"}]}\n'.encode("cp1252") * 40)
     for name, said in (("x.csv", "'x.csv' is a table (CSV)"), ("x.jsonl", "convert the file: iconv")):
-        assert run(name) == 3
-        assert said in capsys.readouterr().err
-    assert started("inspect", "x.csv", "-c", CONFIG, "--tokenizer_path", TOKENIZER) == 0
-    assert "'x.csv' is a table (CSV)" in " ".join(capsys.readouterr().out.split())
+        assert said in command(*run(name), code=3)
+    shown = command("inspect", "x.csv", "-c", CONFIG, "--tokenizer_path", TOKENIZER)
+    assert "'x.csv' is a table (CSV)" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("ending", ["gz", "bz2", "zst"])
-def test_a_stored_file_that_is_not_compressed_is_named_if_it_is_no_data(ending: str, capsys: Capture) -> None:
+def test_a_stored_file_that_is_not_compressed_is_named_if_it_is_no_data(ending: str, command: Command) -> None:
     for first, said in (("version https://git-lfs", "a Git LFS pointer"), ("<html>", "an HTML page")):
         Path(f"x.jsonl.{ending}").write_text(f"{first}\n")
-        assert run(f"x.jsonl.{ending}") == 3
-        assert f"'x.jsonl.{ending}' is {said}" in capsys.readouterr().err
+        assert f"'x.jsonl.{ending}' is {said}" in command(*run(f"x.jsonl.{ending}"), code=3)
 
 
 @pytest.mark.parametrize("line", [*LINES[:3], '{"text": "a,b"}\n', '{"PAR1": 1}\n', "\ufeff{}\n", "null\n", ""])
@@ -182,7 +169,7 @@ def test_a_line_that_is_broken_is_not_taken_for_objects_that_are_not_one_a_line(
 
 
 # The words -> what is said. Exit code 2, one line.
-JOB = ("run", "x.jsonl", "-o", "out", "-c", CONFIG, "--tokenizer_path", TOKENIZER)
+JOB = run("x.jsonl")[:-1]
 CALLS: list[tuple[tuple[str, ...], str]] = [
     ((*JOB[:6], "--tokenizer", TOKENIZER), "unknown option '--tokenizer'; here it is --tokenizer_path"),
     ((*JOB[:2], *JOB[4:], "--output", "out"), "unknown option '--output'; here it is --output_dir"),
@@ -207,11 +194,8 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("words", "wanted"), CALLS)
-def test_a_misspelt_option_is_one_line_with_the_one_that_is_meant(
-    words: tuple[str, ...], wanted: str, capsys: Capture
-) -> None:
-    assert started(*words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_misspelt_option_is_one_line_with_the_right_one(words: Any, wanted: str, command: Command) -> None:
+    (line,) = command(*words, code=2).splitlines()
     assert line.startswith("beam-prep")
     assert wanted in line
 
@@ -268,33 +252,34 @@ def test_a_folder_without_a_tokenizer_is_told_what_is_in_it() -> None:  # 8
         Tokenizer.load("./model")
 
 
-def test_public_names_are_imported_without_a_word() -> None:  # 16
-    names = "import logging; root = logging.getLogger(); import beam_prep as bp; bp.Pipeline; bp.ReadJSONL"
-    code = f"{names}; assert not root.filters; logging.warning('mine')"
+def test_public_names_are_imported_without_a_word_and_a_warning_does_not_control_the_terminal() -> None:  # 16
+    code = """
+import logging
+import beam_prep as bp
+bp.Pipeline; bp.ReadJSONL
+assert not logging.getLogger().filters
+logging.warning('mine')
+logging.root.handlers.clear()
+from beam_prep import cli
+cli._set_up_log(False)
+logging.getLogger('beam_prep').warning('%s', 'a' + chr(27) + '[31m')
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stderr.splitlines() == ["WARNING:root:mine"]
+    assert done.stderr.splitlines() == ["WARNING:root:mine", "a\u241b[31m"]
     assert done.stdout == ""
 
 
-def test_a_file_that_is_no_jsonl_is_found_before_the_first_is_read(capsys: Capture) -> None:
+def test_a_file_that_is_no_jsonl_is_found_before_the_first_is_read(command: Command) -> None:
     """However far down it is in the list: a run would come to it hours later."""
     for number in range(5):
         Path(f"a{number}.jsonl").write_text('{"text": "a"}\n')
     Path("b.jsonl").write_bytes(b"PAR1\x15\x04")
-    words = ["-c", str(ROOT / "configs/pretrain.json"), "--tokenizer_path", TOKENIZER, "--cache_dir", "cache_dir"]
-    assert started("run", "*.jsonl", *words, "-o", "out", "--runner=FnApiRunner") == 3
-    assert "'b.jsonl' is a Parquet file" in capsys.readouterr().err
+    words = ("-c", ROOT / "configs/pretrain.json", "--cache_dir", "cache_dir")
+    assert "'b.jsonl' is a Parquet file" in command(*run("*.jsonl"), *words, code=3)
     assert not Path("cache_dir").exists()
 
 
-def test_a_name_in_a_warning_does_not_control_the_terminal(capsys: Capture) -> None:
-    code = "import logging; from beam_prep import cli; cli._set_up_log(False); "
-    code += "logging.getLogger('beam_prep').warning('%s', 'a' + chr(27) + '[31m')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stderr == "a\u241b[31m\n"
-
-
-def test_a_path_is_not_broken_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_not_broken_in_a_narrow_terminal(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     path = "/data" + "/folder" * 10
@@ -303,16 +288,13 @@ def test_a_path_is_not_broken_in_a_narrow_terminal(capsys: Capture, monkeypatch:
     assert said.count("\n") == 3
 
 
-def test_a_template_that_is_not_there_names_what_is(capsys: Capture) -> None:
-    assert started("template", TOKENIZER, "--chat_template", "nope") == 2
-    said = capsys.readouterr().err
+def test_a_template_that_is_not_there_names_what_is(command: Command) -> None:
+    said = command("template", TOKENIZER, "--chat_template", "nope", code=2)
     assert "found 'nope', which is no template; this tokenizer's are named nothing" in said
 
 
-def test_all_splits_are_shown_by_their_name(capsys: Capture) -> None:
+def test_all_splits_are_shown_by_their_name(command: Command) -> None:
     Path("x.jsonl").write_text(LINES[0])
-    assert run("x.jsonl") == 0
-    assert "out: 1 row, " in capsys.readouterr().out
-    assert started("cat", "out", "--split", "all") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
-    assert started("inspect", "out", "--split", "all", "--no_pager") == 0
+    assert "out: 1 row, " in command(*run("x.jsonl"))
+    assert len(command("cat", "out", "--split", "all").splitlines()) == 1
+    command("inspect", "out", "--split", "all", "--no_pager")

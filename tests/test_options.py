@@ -3,10 +3,7 @@
 import argparse
 import inspect
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,7 +20,7 @@ from beam_prep.storage.claims import LEASE
 from beam_prep.storage.inputs import BLOCK_BYTES
 from beam_prep.tokens.backends import Backend
 from beam_prep.tokens.batch import Check
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Command, Patch, run_job, text_config, write_lines
 
 JOB = ["--inputs=a.jsonl", "--output_dir=out", "--config=c.json", "--tokenizer_path=t"]
 FORM = [option for option in OPTIONS if option.in_form]
@@ -109,14 +106,13 @@ def test_inputs_in_one_text_are_taken_apart() -> None:
         ([*JOB, "--max_reject_chars=-1"], "argument --max_reject_chars: found '-1', wanted greater than or equal to 0"),
     ],
 )
-def test_a_wrong_call_says_what_to_give(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", *words]) == 2
-    assert capsys.readouterr().err == f"beam-prep run: {problem} (beam-prep run --help says more)\n"
+def test_a_wrong_call_says_what_to_give(words: list[str], problem: str, command: Command) -> None:
+    assert command("run", *words, code=2) == f"beam-prep run: {problem} (beam-prep run --help says more)\n"
 
 
-def test_a_call_without_inputs_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--inputs= , ", f"--config={ROOT}/configs/pretrain.json", *JOB[1:2], *JOB[3:]]) == 2
-    assert "no input: give files or quoted globs, or name them in the config" in capsys.readouterr().err
+def test_a_call_without_inputs_says_what_to_give(command: Command) -> None:
+    said = command("run", "--inputs= , ", f"--config={ROOT}/configs/pretrain.json", *JOB[1:2], *JOB[3:], code=2)
+    assert "no input: give files or quoted globs, or name them in the config" in said
 
 
 @pytest.mark.parametrize("option", FORM, ids=lambda option: option.name)
@@ -132,7 +128,7 @@ def test_an_example_is_a_value_that_the_form_and_the_command_line_take(option: O
         assert re.search(option.pattern, str(option.default))
 
 
-def test_a_pipeline_gets_what_every_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_gets_what_every_option_says(monkeypatch: Patch) -> None:
     class Recorded(Exception):
         pass
 
@@ -164,23 +160,20 @@ def test_options_of_beam_that_are_no_list_are_refused(given: Any, tmp_path: Path
 # Old names
 
 
-@pytest.mark.parametrize(("old", "new"), hints.RENAMED_OPTIONS.items())
-def test_an_old_option_names_the_new_one(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "in.jsonl", "-o", "out", "-c", "c.json", "--tokenizer_path", "t", f"--{old}", "3"]) == 2
-    assert f"'--{old}'" in (said := capsys.readouterr().err)
-    assert f"it is --{new} now" in said
+RENAMED = {old: f"it is --{new} now" for old, new in hints.RENAMED_OPTIONS.items()}
 
 
-@pytest.mark.parametrize(("old", "what_to_do"), hints.GONE_OPTIONS.items())
-def test_an_option_that_is_gone_says_what_to_do(old: str, what_to_do: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "in.jsonl", "-o", "out", "-c", "c.json", "--tokenizer_path", "t", f"--{old}", "x"]) == 2
-    assert what_to_do in capsys.readouterr().err
+@pytest.mark.parametrize(("old", "what_to_do"), (RENAMED | hints.GONE_OPTIONS).items())
+def test_an_old_option_says_what_to_do(old: str, what_to_do: str, command: Command) -> None:
+    said = command("run", *JOB, f"--{old}", "3", code=2)
+    assert f"'--{old}'" in said
+    assert what_to_do in said
 
 
 @pytest.mark.parametrize(("old", "new"), hints.RENAMED_KEYS.items())
 def test_an_old_key_of_the_config_names_the_new_one(old: str, new: str) -> None:
     part, _, key = old.partition(".")
-    config: dict[str, Any] = {"input": {"sections": [{"field": "text", "action": "train"}]}, part: {key: "drop"}}
+    config = text_config(**{part: {key: "drop"}})
     with pytest.raises(ConfigError, match=re.escape(f"it is {new} now")):
         bp.PipelineConfig.from_dict(config)
 
@@ -192,14 +185,10 @@ def test_an_old_public_name_names_the_new_one(old: str, new: str) -> None:
     assert getattr(bp, new)
 
 
-def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path, tokenizer_path: str) -> None:
-    source, out = tmp_path / "in.jsonl", tmp_path / "out"
-    source.write_text('{"text": "one two three four", "id": "a"}\n')
-    sections = [{"field": "text", "action": "train"}]
-    config = bp.PipelineConfig.from_dict(
-        {"input": {"sections": sections}, "output": {"keep_fields": ["id"]}, "preprocessing": {"min_chars": 1}}
-    )
-    bp.Pipeline(config, source, out, tokenizer_path).run()
+def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path, command: Command) -> None:
+    out, config = tmp_path / "out", text_config(output={"keep_fields": ["id"]}, preprocessing={"min_chars": 1})
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "one two three four", "id": "a"}])
+    run_job(config, source, out)
     written = (out / "manifest.json").read_text()
     for old, new in (*hints.RENAMED_KEYS.items(), ("options.reject_text", "options.max_reject_chars")):
         names = [f'"{name.partition(".")[2]}": ' for name in (new, old)]
@@ -207,8 +196,8 @@ def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path,
         written = written.replace(names[0], names[1])
     (out / "manifest.json").write_text(written)
     (out / ".slices.json").unlink()  # it has the digest of the manifest as it was
-    assert cli.main(["verify", str(out)]) == 0
-    bp.Pipeline(config, source, out, tokenizer_path).run()  # without overwrite
+    command("verify", out)
+    run_job(config, source, out)  # without overwrite
     assert (out / "manifest.json").read_text() == written
 
 
@@ -223,9 +212,9 @@ def test_the_docs_list_every_name() -> None:
     assert dict(rows) == wanted
 
 
-@pytest.mark.parametrize("command", ["run", "replay", "audit"])
-def test_the_help_of_a_command_fits_the_terminal(command: str) -> None:
-    words = [sys.executable, "-m", "beam_prep.cli", command, "--help"]
-    narrow = {**os.environ, "COLUMNS": "80"}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=narrow, check=True)
-    assert [line for line in done.stdout.splitlines() if len(line) > 80 and "  beam-prep " not in line] == []
+@pytest.mark.parametrize("name", ["run", "replay", "audit"])
+def test_the_help_of_a_command_fits_the_terminal(name: str, command: Command, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command(name, "--help").splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if len(line) > 80 and "  beam-prep " not in line] == []

@@ -6,22 +6,16 @@ from typing import Any, get_args
 import pytest
 
 import beam_prep as bp
-from beam_prep.cli import main
 from beam_prep.config.presets import PRESETS, PresetName
 from beam_prep.errors import ConfigError
+from tests.conftest import Command, chat_config, text_config
 
-CHAT = {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]}
-TEXT = {"sections": [{"field": "text", "action": "train"}]}
+CHAT, TEXT = chat_config()["input"], text_config()["input"]
 
 
 def config(preset: str | None, given: Any = CHAT, preprocessing: Any = None, **output: Any) -> dict[str, Any]:
     named = {} if preset is None else {"preset": preset}
-    return {
-        "input": given,
-        "mask": {"assistant": "train"},
-        "preprocessing": preprocessing or {},
-        "output": {**named, **output},
-    }
+    return chat_config() | {"input": given, "preprocessing": preprocessing or {}, "output": {**named, **output}}
 
 
 def canonical(obj: dict[str, Any]) -> dict[str, Any]:
@@ -75,9 +69,8 @@ def test_what_a_trainer_would_misread_is_refused(given: dict[str, Any], message:
     assert message in str(caught.value)
 
 
-def test_presets_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["presets"]) == 0
-    told = capsys.readouterr().out
+def test_presets_are_printed(command: Command) -> None:
+    told = command("presets")
     assert all(f"\n{name}\n" in f"\n{told}" for name in get_args(PresetName))
     assert PRESETS.keys() == set(get_args(PresetName))
     assert "output.names: seq_lens -> seq_lengths" in told

@@ -8,19 +8,15 @@ from typing import Any
 import pytest
 
 from beam_prep.chat.conversations import CONVERSATIONS
-from beam_prep.cli import main
+from tests.conftest import TOKENIZER_PATH, Command
+from tests.test_first_records import CHATML as PLAIN
 
-PLAIN = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 CALLS = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}")
 REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system message, please') }}{% endif %}" + PLAIN
 
 
-def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert main(["template", *words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def asked(command: Command, *words: object) -> Any:
+    return json.loads(command("template", *words, "--json"))
 
 
 def by_name(template: Any) -> dict[str, Any]:
@@ -28,14 +24,14 @@ def by_name(template: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def of(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> Any:
+def of(tmp_path: Path, command: Command) -> Any:
     """What is found of a template's text, by conversation."""
 
     def _of(source: str) -> dict[str, Any]:
         path = tmp_path / "chat.jinja"
         path.write_text(source)
-        found = asked(capsys, tokenizer_path, "--chat_template", str(path))
-        assert found["tokenizer"] == tokenizer_path
+        found = asked(command, TOKENIZER_PATH, "--chat_template", path)
+        assert found["tokenizer"] == str(TOKENIZER_PATH)
         assert [*by_name(found["templates"][0])] == [*CONVERSATIONS]
         return by_name(found["templates"][0])
 
@@ -71,17 +67,14 @@ def test_a_call_that_is_left_out_is_not_written_and_drawn_all_the_same(of: Any) 
     assert found["trained"] == ["I look it up.<|im_end|>", "It leaves at 9:14.<|im_end|>", "Bye.<|im_end|>"]
 
 
-def test_a_template_that_refuses_is_said_with_its_words(
-    of: Any, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_template_that_refuses_is_said_with_its_words(of: Any, tmp_path: Path, command: Command) -> None:
     found = of(REFUSES)
     raised = {name: each for name, each in found.items() if each["outcome"] == "raises"}
     assert [*raised] == ["system message"]
     assert raised["system message"]["reason"] == "template_error"
     assert raised["system message"]["message"] == "the chat template raised: no system message, please"
     assert "tokens" not in raised["system message"]
-    assert main(["template", tokenizer_path, "--chat_template", str(tmp_path / "chat.jinja")]) == 0
-    out = capsys.readouterr().out
+    out = command("template", TOKENIZER_PATH, "--chat_template", tmp_path / "chat.jinja")
     assert "  system message                raises       no system message, please\n" in out
     assert max(map(len, out.partition("\n\n")[0].splitlines()[1:])) <= 100
 
@@ -92,9 +85,9 @@ def test_what_a_run_leaves_out_for_another_reason_is_refused(of: Any) -> None:
     assert {each["outcome"] for each in found.values()} == {"refused"}
 
 
-def with_templates(tokenizer: str, folder: Path, templates: list[dict[str, str]]) -> Path:
-    """A copy of a tokenizer, with these chat templates."""
-    shutil.copytree(tokenizer, folder)
+def with_templates(folder: Path, templates: list[dict[str, str]]) -> Path:
+    """A copy of our tokenizer, with these chat templates."""
+    shutil.copytree(TOKENIZER_PATH, folder)
     (folder / "chat_template.jinja").unlink()
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = templates or None
@@ -102,21 +95,17 @@ def with_templates(tokenizer: str, folder: Path, templates: list[dict[str, str]]
     return folder
 
 
-def test_each_named_template_has_a_heading(
-    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_named_template_has_a_heading(tmp_path: Path, command: Command) -> None:
     named = [{"name": "default", "template": PLAIN}, {"name": "strict", "template": REFUSES}]
-    folder = with_templates(tokenizer_path, tmp_path / "named", named)
-    both = asked(capsys, str(folder))["templates"]
+    folder = with_templates(tmp_path / "named", named)
+    both = asked(command, folder)["templates"]
     assert [each["name"] for each in both] == ["default", "strict"]
     assert [by_name(each)["system message"]["outcome"] for each in both] == ["taken", "raises"]
-    assert asked(capsys, str(folder), "--chat_template", "strict")["templates"] == [both[1]]
-    assert main(["template", str(folder), "--no_pager"]) == 0
-    assert f"{folder}, template 'strict': 14 taken, 5 not written, 0 refused, 1 raises\n" in capsys.readouterr().out
+    assert asked(command, folder, "--chat_template", "strict")["templates"] == [both[1]]
+    said = command("template", folder, "--no_pager")
+    assert f"{folder}, template 'strict': 14 taken, 5 not written, 0 refused, 1 raises\n" in said
 
 
-def test_without_a_template_it_says_how_to_give_one(
-    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["template", str(with_templates(tokenizer_path, tmp_path / "bare", []))]) == 2
-    assert "in `beam-prep template`: --chat_template FILE" in capsys.readouterr().err
+def test_without_a_template_it_says_how_to_give_one(tmp_path: Path, command: Command) -> None:
+    bare = with_templates(tmp_path / "bare", [])
+    assert "in `beam-prep template`: --chat_template FILE" in command("template", bare, code=2)
