@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import InputError, RunError
 from beam_prep.sample import prepare
-from tests.conftest import ROOT, SHARED, config_of, records_of, shared
+from tests.conftest import ROOT, SHARED, Run, config_of, records_of, run_of, shared, text_config
 from tests.reference import ours
 from tests.test_sources import blocks
 
@@ -151,7 +150,7 @@ def test_a_file_that_cannot_be_read_ends_the_run_in_one_error_that_names_it(name
 # --- whole jobs
 
 
-TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
+TEXT = text_config(preprocessing={"min_chars": 1})
 SIDES = {side: {"sections": [{"field": side, "action": "train"}]} for side in ("chosen", "rejected")}
 CONFIGS = {
     **{name: config_of(name) for name in ("sft_chat", "sft_instruction", "dpo", "grpo")},
@@ -166,9 +165,7 @@ def rejects_in(folder: Path) -> list[Any]:
 
 
 @pytest.mark.usefixtures("material")
-def test_the_ledger_of_all_bad_files_adds_up_and_every_reject_says_where_what_and_why(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_ledger_of_all_bad_files_adds_up_and_every_reject_says_where_what_and_why(run: Run, tmp_path: Path) -> None:
     paths, options = tuple(FOLDER / name for name in READABLE), {"max_reject_rate": 1, "max_no_loss_rate": 1}
     manifest, rejects = run(CONFIGS["sft_chat"], paths, **options).manifest, rejects_in(tmp_path / "out")
     ledger = manifest["ledger"]
@@ -245,7 +242,7 @@ def test_half_a_surrogate_pair_is_the_same_reject_wherever_it_stands() -> None:
 # --- the ledger's files
 
 
-def test_reject_text_0_keeps_texts_and_messages_out(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_reject_text_0_keeps_texts_and_messages_out(run: Run, tmp_path: Path) -> None:
     rows = b'{"text": "good"}\n{"text": {"name": "SECRET"}}\n{"SECRET": 1, "SECRET": 2}\nSECRET\n[]\n"SECRET"\n'
     run(TEXT, rows, max_reject_rate=1, max_reject_chars=0)
     reasons = ["wrong_type", "duplicate_key", "bad_json", *["not_an_object"] * 2]
@@ -255,9 +252,7 @@ def test_reject_text_0_keeps_texts_and_messages_out(run: Callable[..., Any], tmp
         assert path.is_dir() or b"SECRET" not in path.read_bytes(), path
 
 
-def test_too_many_rejects_publish_nothing_and_leave_them_beside_the_output(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_too_many_rejects_publish_nothing_and_leave_them_beside_the_output(run: Run, tmp_path: Path) -> None:
     data = b'{"text": "good"}\n' * 7 + b"[]\n" + b"bad\n" * 2 + b"\n"
     problem = r"^3 of 10 .*\(30\.00%; 2 bad_json, 1 not_an_object\), .* of 'bad_json' is .*, line 9 .*/out\.failed/"
     with pytest.raises(RunError, match=problem):
@@ -273,11 +268,11 @@ def test_too_many_rejects_publish_nothing_and_leave_them_beside_the_output(
     rejects = (failed / "rejects" / "rejects-00000.jsonl").read_bytes()
     run(TEXT, data, max_reject_rate=0.3)
     assert (tmp_path / "out" / "rejects" / "rejects-00000.jsonl").read_bytes() == rejects
-    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["blocks_reused"] == 1
+    assert run_of(tmp_path / "out")["blocks_reused"] == 1
     assert not failed.exists()
 
 
-def test_a_failed_run_keeps_the_output_that_is_there(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_failed_run_keeps_the_output_that_is_there(run: Run, tmp_path: Path) -> None:
     # A folder of the user's that is called so is left alone.
     (tmp_path / "out.failed").mkdir()
     (tmp_path / "out.failed" / "mine.txt").write_text("mine")

@@ -13,7 +13,7 @@ import pytest
 
 from beam_prep import cli
 from beam_prep.errors import OutputError, StorageError, of_the_system
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Capture, Command, Patch, config_of
 
 SAMPLE = ["run", str(ROOT / "examples/data/text.jsonl"), "-c", str(ROOT / "configs/pretrain.json")]
 SAMPLE += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
@@ -32,23 +32,19 @@ SAMPLE += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
     ids=["below a file", "a file", "long", "staging", "loop", "/proc"],
 )
 def test_a_path_that_cannot_be_written_is_named(
-    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], words: str, tmp_path: Path, monkeypatch: Patch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("loop").symlink_to("loop")
-    assert cli.main([*SAMPLE, "--runner=FnApiRunner", *options]) == 4
-    said = capsys.readouterr().err.splitlines()[-1]
+    said = command(*SAMPLE, "--runner=FnApiRunner", *options, code=4).splitlines()[-1]
     assert said.startswith("beam-prep: ")
     assert words in said
 
 
-def test_a_runner_that_does_not_take_a_job_is_told_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_runner_that_does_not_take_a_job_is_told_in_a_line(tmp_path: Path, command: Command) -> None:
     job = [*SAMPLE, "-o", str(tmp_path / "out"), "--runner=PrismRunner", f"--prism_location={tmp_path}/prism"]
-    assert cli.main(job) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
+    said = command(*job, code=2).splitlines()[-1]
     assert said.startswith("beam-prep: PrismRunner did not take the job (ValueError: Unable to parse binary URL")
     assert said.endswith(": check its options (docs/runners.md), and run again")
 
@@ -58,14 +54,12 @@ def test_a_machine_without_a_folder_for_temporary_files_says_what_to_set() -> No
     assert str(of_the_system(error)) == "no folder for temporary files can be written: set TMPDIR to one that can"
 
 
-def test_the_command_behind_a_run_can_be_typed_for_any_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SAMPLE, "--runner=FnApiRunner", "-o", str(tmp_path / "a b")]) == 0
-    assert f"beam-prep inspect '{tmp_path}/a b'; its report" in capsys.readouterr().out
+def test_the_command_behind_a_run_can_be_typed_for_any_path(tmp_path: Path, command: Command) -> None:
+    said = command(*SAMPLE, "--runner=FnApiRunner", "-o", tmp_path / "a b")
+    assert f"beam-prep inspect '{tmp_path}/a b'; its report" in said
 
 
-def test_a_folder_without_rights_is_told_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_rights_is_told_before_the_run(tmp_path: Path, monkeypatch: Patch, command: Command) -> None:
     make = os.mkdir
 
     def mkdir(path: str, mode: int = 0o777) -> None:  # root may write everywhere
@@ -74,27 +68,21 @@ def test_a_folder_without_rights_is_told_before_the_run(
         make(path, mode)
 
     monkeypatch.setattr(os, "mkdir", mkdir)
-    code = cli.main([*SAMPLE, "-o", str(tmp_path / "below" / "out")])
     words = f"{tmp_path}/below: Permission denied: the user of this process (id {os.geteuid()}) may not read or write"
-    assert words in capsys.readouterr().err
-    assert code == 4
+    assert words in command(*SAMPLE, "-o", tmp_path / "below" / "out", code=4)
     assert not any(tmp_path.iterdir())
 
 
-def test_verify_tells_who_may_not_read_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_tells_who_may_not_read_the_manifest(tmp_path: Path, monkeypatch: Patch, command: Command) -> None:
     def denied(path: Path) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", denied)
-    assert cli.main(["verify", str(tmp_path)]) == 1
-    assert f"{tmp_path}/manifest.json: Permission denied: the user of this process (id" in capsys.readouterr().err
+    said = command("verify", tmp_path, code=1)
+    assert f"{tmp_path}/manifest.json: Permission denied: the user of this process (id" in said
 
 
-def test_an_output_may_have_the_longest_name_that_a_file_can_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_may_have_the_longest_name_that_a_file_can_have(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "é" * 127 + "e"
     assert cli.main([*SAMPLE, "-o", name]) == 0
@@ -105,13 +93,11 @@ def test_an_output_may_have_the_longest_name_that_a_file_can_have(
 
 @pytest.mark.parametrize("option", ["-o", "--cache_dir", "--staging"])
 def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_runs(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, tmp_path: Path, command: Command
 ) -> None:
     folder = os.fsdecode(bytes(tmp_path / "caf") + b"\xe9")
-    assert cli.main([*SAMPLE, "-o", str(tmp_path / "out"), option, folder]) == 2
-    assert capsys.readouterr().err.endswith(
-        "caf\\udce9: this path is not UTF-8: choose another, or rename its folders\n"
-    )
+    said = command(*SAMPLE, "-o", tmp_path / "out", option, folder, code=2)
+    assert said.endswith("caf\\udce9: this path is not UTF-8: choose another, or rename its folders\n")
 
 
 @pytest.fixture
@@ -128,12 +114,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     ("output", "words"), [("disk/out", "make room"), ("out", "TMPDIR")], ids=["of the output", "of temporary files"]
 )
 def test_a_full_disk_is_one_line_with_the_file(
-    output: str, words: str, small_disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    output: str, words: str, small_disk: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     """Shards of HDF5 wait in the folder of temporary files."""
     monkeypatch.chdir(small_disk.parent)
-    config = json.loads((ROOT / "configs" / "pretrain.json").read_text())
-    Path("config.json").write_text(json.dumps({**config, "output": {"storage_format": "h5"}}))
+    Path("config.json").write_text(json.dumps(config_of("pretrain") | {"output": {"storage_format": "h5"}}))
     Path("in.jsonl").write_bytes((ROOT / "examples/data/text.jsonl").read_bytes() * 20)
     if words == "TMPDIR":
         monkeypatch.setenv("TMPDIR", str(small_disk))

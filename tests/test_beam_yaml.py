@@ -13,14 +13,14 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_prep as bp
 from beam_prep import beam_yaml, cli
 from beam_prep.recipe import chain
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, says, text_config, tree
 from tests.test_configs import CONFIGS
 
 pytest.importorskip("docstring_parser", reason="no apache-beam[yaml] here")
 
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 CHAT = str(ROOT / "configs" / "sft_conversation.json")
-TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
+TEXT = text_config(preprocessing={"min_chars": 1})
 ROWS = [{"text": "One."}, {"text": "Two."}, {"text": "Two."}]
 
 
@@ -90,7 +90,7 @@ def settings(made: Any) -> Any:
 
 
 def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    chat = says(user="Hi", assistant="Yes.")
     given = {"config": CHAT, "tokenizer": TOKENIZER}
     output = str(tmp_path / "out")
     elements = [{"id": 1, "messages": chat}, {"id": 2, "messages": chat[:1]}]

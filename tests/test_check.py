@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,14 @@ from beam_prep.errors import OutputError, RunError
 from beam_prep.tokens import backends as backend
 from beam_prep.tokens.backends import FastEncoder
 from beam_prep.tokens.batch import Batch, first_difference
-from tests.conftest import ROOT, tree
-from tests.test_backends import config
+from tests.conftest import ROOT, Patch, Run, records_of, run_of, says, text_config, tree
+from tests.test_backends import CONFIG
 
 pytestmark = pytest.mark.long
 
-CHAT = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()] * 3
-TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
+CHAT = records_of(ROOT / "examples" / "data" / "chat.jsonl") * 3
+TEXT = text_config(preprocessing={"min_chars": 0})
 TEXTS = [{"text": f"Text number {number}, as good as any other."} for number in range(200)]
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -35,15 +33,10 @@ def run(run: Run) -> Run:
     return functools.partial(run, tokenizer_backend="gigatoken")
 
 
-def told(made: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(made.output, "run.json").read_bytes())
-    return found
-
-
 def ways(made: Any) -> dict[str, Any]:
     """How its records were made, and what was compared."""
     names = ("conversations_", "encoded_", "compared_", "encoders", "blocks_checked")
-    return {name: value for name, value in told(made).items() if name.startswith(names)}
+    return {name: value for name, value in run_of(made.output).items() if name.startswith(names)}
 
 
 @pytest.fixture
@@ -55,14 +48,14 @@ def cache_dir(tmp_path: Path) -> str:
 
 
 def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, cache_dir: str) -> None:
-    first = run(config(), CHAT, cache_dir=cache_dir)
+    first = run(CONFIG, CHAT, cache_dir=cache_dir)
     found, records = ways(first), first.manifest["ledger"]["kept"]
     assert found["encoders"] == {f"gigatoken {backend.GIGATOKEN_VERSION}": records}
     assert found["encoded_by_gigatoken"] == records
     assert 0 < found["compared_with_transformers"] <= 16
     assert 0 < found["conversations_compared"] <= 16
-    other = run(config(), CHAT, "other", cache_dir=cache_dir)
-    assert told(other)["blocks_reused"] == told(other)["blocks"]
+    other = run(CONFIG, CHAT, "other", cache_dir=cache_dir)
+    assert run_of(other.output)["blocks_reused"] == run_of(other.output)["blocks"]
     assert ways(other) == found
     assert tree(other.output) == tree(first.output)
 
@@ -73,19 +66,19 @@ def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, cache_
 @pytest.mark.parametrize(("second", "again"), [("transformers", True), ("gigatoken", False)])
 def test_the_reference_uses_no_block_of_others(run: Run, cache_dir: str, second: str, again: bool) -> None:
     first = "gigatoken" if again else "transformers"
-    made = run(config(), CHAT, cache_dir=cache_dir, tokenizer_backend=first)
-    other = run(config(), CHAT, "other", cache_dir=cache_dir, tokenizer_backend=second)
-    found = told(other)
+    made = run(CONFIG, CHAT, cache_dir=cache_dir, tokenizer_backend=first)
+    other = run(CONFIG, CHAT, "other", cache_dir=cache_dir, tokenizer_backend=second)
+    found = run_of(other.output)
     assert (found["blocks_reused"], found.get("blocks_replaced", 0)) == ((0, 1) if again else (1, 0))
     assert tree(other.output) == tree(made.output)
 
 
 def test_a_block_that_was_checked_in_full_is_good_enough_for_all(run: Run, cache_dir: str) -> None:
-    made = run(config(), CHAT, cache_dir=cache_dir)
-    full = run(config(), CHAT, "full", cache_dir=cache_dir, check="full")
-    assert (told(full)["blocks_reused"], told(full)["blocks_replaced"]) == (0, 1)
-    strict = run(config(), CHAT, "strict", cache_dir=cache_dir, tokenizer_backend="transformers")
-    assert told(strict)["blocks_reused"] == 1
+    made = run(CONFIG, CHAT, cache_dir=cache_dir)
+    full = run(CONFIG, CHAT, "full", cache_dir=cache_dir, check="full")
+    assert (run_of(full.output)["blocks_reused"], run_of(full.output)["blocks_replaced"]) == (0, 1)
+    strict = run(CONFIG, CHAT, "strict", cache_dir=cache_dir, tokenizer_backend="transformers")
+    assert run_of(strict.output)["blocks_reused"] == 1
     assert ways(strict) == ways(full)
     assert tree(strict.output) == tree(made.output)
 
@@ -97,27 +90,27 @@ def test_a_full_check_changes_nothing_and_is_counted(run: Run) -> None:
     lines = [json.dumps(each) for each in CHAT]
     lines[3], lines[7], lines[9] = "no JSON", "", '{"messages": [{"role": "user", "content": "a", "content": "b"}]}'
     data = "\n".join(lines).encode()
-    sampled = run(config(), data, max_reject_rate=1)
-    full = run(config(), data, "full", max_reject_rate=1, check="full")
+    sampled = run(CONFIG, data, max_reject_rate=1)
+    full = run(CONFIG, data, "full", max_reject_rate=1, check="full")
     assert tree(full.output) == tree(sampled.output)
-    found, records = told(full), full.manifest["ledger"]["kept"]
+    found, records = run_of(full.output), full.manifest["ledger"]["kept"]
     assert (found["check"], found["blocks_checked_in_full"]) == ("full", found["blocks"])
     assert (found["conversations_compared"], found["compared_with_transformers"]) == (records, records)
-    assert run(config(), data, "full", check="full", max_reject_rate=1).up_to_date
+    assert run(CONFIG, data, "full", check="full", max_reject_rate=1).up_to_date
 
 
 def seen_by_a_full_check_alone(run: Run, job: dict[str, Any], rows: list[dict[str, Any]], text: str, how: str) -> None:
     """The row that has the text is named by its place."""
     wrong = run(job, rows)
-    assert "blocks_encoded_again" not in told(wrong)
-    assert "blocks_rendered_plainly" not in told(wrong)
+    assert "blocks_encoded_again" not in run_of(wrong.output)
+    assert "blocks_rendered_plainly" not in run_of(wrong.output)
     lines = [json.dumps(row) for row in rows]
     offset = "\n".join(lines).index(next(line for line in lines if text in line))
     with pytest.raises(RunError, match=rf"--check full: .+input.jsonl \(byte offset {offset}\) is not .+: {how}"):
         run(job, rows, "full", check="full")
 
 
-def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: Patch) -> None:
     """The sample misses it: this is what `--check full` is for."""
     whole = FastEncoder.encode
 
@@ -133,13 +126,10 @@ def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: p
     seen_by_a_full_check_alone(run, TEXT, TEXTS, "number 124,", says)
 
 
-CHATS = [
-    {"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
-    for n in range(200)
-]
+CHATS = [{"messages": says(user=f"Say {n}!", assistant=f"So: {n}")} for n in range(200)]
 
 
-def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: Patch) -> None:
     whole = Replay.find
 
     def other(self: Replay, messages: Any, *given: Any) -> Any:
@@ -147,27 +137,27 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
         return found and (found[0].replace("Say 123!", "Say 321!"), *found[1:])
 
     monkeypatch.setattr(Replay, "find", other)
-    seen_by_a_full_check_alone(run, config(), CHATS, "Say 123!", "the rendering differs")
+    seen_by_a_full_check_alone(run, CONFIG, CHATS, "Say 123!", "the rendering differs")
 
 
 def test_an_output_that_was_not_checked_is_not_taken_for_one_that_was(run: Run) -> None:
-    assert not run(config(), CHAT).up_to_date
-    assert run(config(), CHAT).up_to_date
+    assert not run(CONFIG, CHAT).up_to_date
+    assert run(CONFIG, CHAT).up_to_date
     with pytest.raises(OutputError, match="was made without --check full: pass --overwrite"):
-        run(config(), CHAT, check="full")
-    full = run(config(), CHAT, check="full", overwrite=True)
+        run(CONFIG, CHAT, check="full")
+    full = run(CONFIG, CHAT, check="full", overwrite=True)
     assert not full.up_to_date
-    assert told(full)["blocks_checked_in_full"] == 1
-    assert run(config(), CHAT).up_to_date
+    assert run_of(full.output)["blocks_checked_in_full"] == 1
+    assert run(CONFIG, CHAT).up_to_date
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]"])
 def test_an_output_whose_run_json_is_gone_or_damaged_was_not_checked(text: str | None, run: Run) -> None:
-    path = Path(run(config(), CHAT, check="full").output, "run.json")
+    path = Path(run(CONFIG, CHAT, check="full").output, "run.json")
     path.unlink() if text is None else path.write_text(text)
-    assert run(config(), CHAT).up_to_date
+    assert run(CONFIG, CHAT).up_to_date
     with pytest.raises(OutputError, match="was made without --check full: pass --overwrite"):
-        run(config(), CHAT, check="full")
+        run(CONFIG, CHAT, check="full")
 
 
 # Two batches

@@ -1,21 +1,17 @@
 """`truncation_mode: "chunk"`, as a user sees it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import beam_prep as bp
-from beam_prep.cli import main
-from tests.conftest import ROOT, config_of, prepared, write_lines
+from tests.conftest import TOKENIZER_PATH, Command, Run, config_of, prepared, says, write_lines
 
-TOKENIZER = ROOT / "examples" / "tokenizer"
-Run = Callable[..., Any]
 TEXTS = [{"text": f"{number} " + "one two three four five " * number} for number in (1, 9, 40)]
 CHATS = [
-    {"messages": [{"role": "user", "content": "how far " * asked}, {"role": "assistant", "content": "not far " * said}]}
+    {"messages": says(user="how far " * asked, assistant="not far " * said)}
     for asked, said in ((3, 5), (60, 30), (5, 90))
 ]
 
@@ -37,14 +33,12 @@ def test_a_long_text_is_rows_and_ends_with_one_eos(run: Run) -> None:
         starts = [0, *range(13, len(ids) - 3, 13)] if len(ids) > 16 else [0]
         wanted += [ids[start : start + 16] for start in starts]
     assert found == wanted
-    eos = bp.Tokenizer.load(TOKENIZER).id_of("eos_token")
+    eos = bp.Tokenizer.load(TOKENIZER_PATH).id_of("eos_token")
     assert [row[-1] for row in found].count(eos) == len(TEXTS)
 
 
 @pytest.mark.parametrize("stride", [0, 5])
-def test_each_trained_token_of_a_conversation_is_trained_once(
-    run: Run, stride: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_trained_token_of_a_conversation_is_trained_once(run: Run, stride: int, command: Command) -> None:
     dataset = bp.open(run(config("sft_conversation", max_seq_len=32, stride=stride), CHATS).output)
     trained = [token for row in dataset for token in row["labels"].tolist() if token != -100]
     assert trained == [token for token in whole("sft_conversation", CHATS)["labels"].flat.tolist() if token != -100]
@@ -54,9 +48,8 @@ def test_each_trained_token_of_a_conversation_is_trained_once(
     assert chunks["chunks"] - chunks["chunks_untrained"] == len(dataset)
     assert chunks["chunks_untrained"] > 0
     assert (chunks["tokens_repeated"] > 0) == (stride > 0)
-    assert main(["verify", str(dataset.path), "--inputs"]) == 0
-    assert main(["inspect", str(dataset.path)]) == 0
-    assert "rows 3, " in capsys.readouterr().out
+    command("verify", dataset.path, "--inputs")
+    assert "rows 3, " in command("inspect", dataset.path)
 
 
 def test_shifted_labels_lose_nothing_at_the_border_of_chunks(run: Run) -> None:
@@ -67,9 +60,7 @@ def test_shifted_labels_lose_nothing_at_the_border_of_chunks(run: Run) -> None:
         assert [token for row in dataset for token in row[name].tolist()] == full[name].flat.tolist()
 
 
-def test_a_preview_shows_every_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config("pretrain_chunks", max_seq_len=40, min_chars=1)))
-    write_lines(tmp_path / "in.jsonl", [TEXTS[2]])
-    command = ["inspect", str(tmp_path / "in.jsonl"), "--config", str(tmp_path / "config.json")]
-    assert main([*command, "--tokenizer_path", str(TOKENIZER)]) == 0
-    assert "chunk 2 of " in capsys.readouterr().out
+def test_a_preview_shows_every_chunk(tmp_path: Path, command: Command) -> None:
+    given, source = tmp_path / "config.json", write_lines(tmp_path / "in.jsonl", [TEXTS[2]])
+    given.write_text(json.dumps(config("pretrain_chunks", max_seq_len=40, min_chars=1)))
+    assert "chunk 2 of " in command("inspect", source, "--config", given, "--tokenizer_path", TOKENIZER_PATH)

@@ -14,14 +14,12 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, RunError, StorageError
 from beam_prep.replay import Replay
 from beam_prep.storage.shipped import IndexFile, read_references, ship_references
-from tests.conftest import ROOT, records_of, tree, write_lines
+from tests.conftest import ROOT, Command, Run, chat_config, records_of, text_config, tree, write_lines
+from tests.formats.shards import plain
 
 CHATS = records_of(ROOT / "examples/data/chat.jsonl")[:120]
 TEXTS = [[message["content"] or "" for message in chat["messages"]] for chat in CHATS]
 LEAKED = (3, 40, 41, 100)
-
-
-Run = Callable[..., Any]
 
 
 def evaluation(path: Path, places: tuple[int, ...] = LEAKED, change: Callable[[str], str] = str) -> Path:
@@ -30,15 +28,8 @@ def evaluation(path: Path, places: tuple[int, ...] = LEAKED, change: Callable[[s
 
 
 def config(against: Any, **rule: Any) -> dict[str, Any]:
-    return {
-        "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-        "mask": {"assistant": "train"},
-        "preprocessing": {
-            "max_seq_len": 512,
-            "decontaminate": {"against": str(against), "field": "answer", "ngram": 8, **rule},
-        },
-        "output": {"columns": "labels", "max_tokens_per_shard": 10_000},
-    }
+    rules = {"max_seq_len": 512, "decontaminate": {"against": str(against), "field": "answer", "ngram": 8, **rule}}
+    return chat_config(preprocessing=rules, output={"columns": "labels", "max_tokens_per_shard": 10_000})
 
 
 def leaked() -> list[int]:
@@ -53,7 +44,7 @@ def leaked() -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["drop", "mark"])
-def test_contaminated_records_are_counted_and_listed(mode: str, run: Run, tmp_path: Path, capsys: Any) -> None:
+def test_contaminated_records_are_counted_and_listed(mode: str, run: Run, tmp_path: Path, command: Command) -> None:
     """And dropped: the rest is what is made of the other records; or kept: all is what is made without a rule."""
     against = evaluation(tmp_path / "eval.jsonl", change=str.upper)
     against.write_text(against.read_text("utf-8") + '{"answer": "yes"}\n{"answer": null}\n', "utf-8")
@@ -68,17 +59,12 @@ def test_contaminated_records_are_counted_and_listed(mode: str, run: Run, tmp_pa
     assert found[0]["note"] == f"shares {' '.join(first[:8])!r} with {against}, line 1"
     said = "2 of 6 records of preprocessing.decontaminate.against have no text of 8 words, and are not looked for"
     assert any(said in warning for warning in made.run["warnings"])
-    assert cli.main(["inspect", result.output, "--reason", "contaminated"]) == 0
-    assert found[0]["note"] in " ".join(capsys.readouterr().out.split())
+    assert found[0]["note"] in " ".join(command("inspect", result.output, "--reason", "contaminated").split())
     assert cli.main(["verify", result.output]) == 0
     rest = [chat for place, chat in enumerate(CHATS) if mode == "mark" or place not in leaked()]
     given = config(against)
     del given["preprocessing"]["decontaminate"]
-    assert content(result.output) == content(run(given, rest, "alone").output)
-
-
-def content(output: str) -> list[list[Any]]:
-    return [[column.tolist() for column in row.values()] for row in bp.open(output)]
+    assert [*map(plain, made)] == [*map(plain, bp.open(run(given, rest, "alone").output))]
 
 
 def test_texts_are_not_kept_where_none_are_wanted(run: Run, tmp_path: Path) -> None:
@@ -119,10 +105,7 @@ def test_a_replay_is_what_a_run_from_scratch_makes(run: Run, tmp_path: Path) -> 
 def test_an_input_that_is_the_evaluation_is_said(run: Run, tmp_path: Path) -> None:
     rows = [{"text": f"These are the nine words of record number {number}."} for number in range(3)]
     against = tmp_path / "input.jsonl"
-    given = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 0, "decontaminate": {"against": [str(against)], "ngram": 9}},
-    }
+    given = text_config(preprocessing={"min_chars": 0, "decontaminate": {"against": [str(against)], "ngram": 9}})
     write_lines(against, rows)
     with pytest.raises(RunError, match=r"nothing is kept of 3 records \(3 contaminated\): .*against names what the in"):
         run(given, rows)

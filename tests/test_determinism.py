@@ -1,7 +1,6 @@
 """Blocks stay where they are: between the steps of a process none is serialised."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,18 +8,15 @@ import pytest
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.block import Block
 from beam_prep.transforms.steps import BlockCoder
+from tests.conftest import Patch, Run, chat_config, says
 
 pytestmark = pytest.mark.long
 
-CONFIG = {
-    "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
-    "mask": {"assistant": "train"},
-    "output": {"storage_format": list(FORMAT_NAMES)},
-}
+CONFIG = chat_config(True, output={"storage_format": list(FORMAT_NAMES)})
 
 
 @pytest.fixture
-def serialised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def serialised(monkeypatch: Patch) -> list[str]:
     """Notes whenever a block is encoded by its coder, or pickled by anybody."""
     seen: list[str] = []
     encode, reduce = BlockCoder.encode, Block.__reduce_ex__
@@ -38,12 +34,10 @@ def serialised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-ROWS = [{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b!"}]}] * 30
+ROWS = [{"messages": says(user="a?", assistant="b!")}] * 30
 
 
-def test_no_block_is_serialised_in_a_whole_run(
-    serialised: list[str], run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_block_is_serialised_in_a_whole_run(serialised: list[str], run: Run, monkeypatch: Patch) -> None:
     """Beam's size counter looks at elements between fused steps, at the first ones for certain: 100 ms a look."""
     sizes: list[str] = []
     estimate = BlockCoder.estimate_size

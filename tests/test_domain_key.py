@@ -1,6 +1,5 @@
 """`output.domain_key`: texts are domains; numbers and booleans are none, and said; lists and objects are rejects."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,9 @@ import pytest
 
 from beam_prep.inspect.output import summary
 from tests.chars import outcomes
-from tests.conftest import prepared, write_lines
+from tests.conftest import Log, Run, prepared, text_config, write_lines
 
-TEXTS: dict[str, Any] = {
-    "input": {"sections": [{"field": "text", "action": "train"}]},
-    "preprocessing": {"min_chars": 1},
-}
+TEXTS = text_config(preprocessing={"min_chars": 1})
 IDS: dict[str, Any] = {"input": {"adapter": "tokenized"}}
 ROLLOUTS: dict[str, Any] = {"input": {"rollouts": {"response_ids": None}}, "preprocessing": {"truncation_mode": "drop"}}
 PARTS: dict[str, Any] = {"text": "Good evening.", "input_ids": [5, 6, 7], "prompt_ids": [5, 6]}
@@ -32,7 +28,7 @@ def test_a_text_is_a_domain_and_what_is_no_value_a_reject(config: dict[str, Any]
     )
 
 
-def test_what_is_no_domain_is_said(run: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_domain_is_said(run: Run, caplog: Log) -> None:
     records = [{**PARTS, "d": value} for value in VALUES]
     done = run({**TEXTS, "output": {"domain_key": "d"}}, records)
     assert {shard["domain"]: shard["rows"] for shard in done.manifest["shards"]} == {
@@ -42,7 +38,7 @@ def test_what_is_no_domain_is_said(run: Callable[..., Any], caplog: pytest.LogCa
     assert "output.domain_key 'd' is a number or a boolean (as 2024) in 4 of 8 records: " in caplog.text
 
 
-def test_a_key_that_no_record_has_is_said(run: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_no_record_has_is_said(run: Run, caplog: Log) -> None:
     given = {"domain_key": "meta.d", "keep_fields": ["idd", "id"]}
     run({**TEXTS, "output": given}, [{**PARTS, "id": "a", "meta": {"d": "web", "id": "a"}}] * 2)
     assert "output.domain_key 'meta.d' is in none of 2 records: they are in the domain '__default__'" in caplog.text
@@ -50,7 +46,7 @@ def test_a_key_that_no_record_has_is_said(run: Callable[..., Any], caplog: pytes
     assert "keep_fields 'id'" not in caplog.text
 
 
-def test_the_domain_of_a_group_comes_before_that_of_a_record(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_domain_of_a_group_comes_before_that_of_a_record(run: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"text": "Good evening.", "d": [1]}])
     group = {"files": [str(path)], "domain": "mine", **TEXTS["input"]}
     done = run({**TEXTS, "input": {"groups": [group]}, "output": {"domain_key": "d"}}, None)

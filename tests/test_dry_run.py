@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from beam_prep import cli
 from beam_prep.dry_run import DAMAGED, NEW, UNTRUSTED, dry_run
 from beam_prep.storage.claims import Claim
-from tests.conftest import tree
+from tests.conftest import Command, Patch, tree
 from tests.test_refresh import CONFIG, Jobs, texts
 
 REFUSED = "the run would be refused: "
@@ -63,10 +62,15 @@ def test_a_new_output(jobs: Jobs) -> None:
     assert asked(jobs) == [f"{jobs.folder}/out is up to date: nothing would be done"]
 
 
-def test_what_cache_and_output_need_on_one_disk_is_added(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = int(1000 * max(sizes(asked(jobs)))) + 100
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    assert [line for line in asked(jobs) if "are needed" in line] == asked(jobs)[-1:]
+def test_what_cache_and_output_need_on_one_disk_is_added(jobs: Jobs, monkeypatch: Patch) -> None:
+    cache_size, output_size = (1000 * size for size in sizes(asked(jobs)))
+    for free in (max(cache_size, output_size) + 100, cache_size + output_size + 1000):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=int(free)))
+        said = [line for line in asked(jobs) if "are needed" in line]
+        assert said == (asked(jobs)[-1:] if free < cache_size + output_size else [])
+        for line in said:
+            assert re.match(r"token cache in .*/token_cache and output in .*: about .* are needed, by the ", line)
+            assert "kB are free: make room" in line
 
 
 def test_an_added_file(jobs: Jobs) -> None:
@@ -116,20 +120,19 @@ def test_the_output_of_another_job(jobs: Jobs) -> None:
     assert asked(jobs)[0].startswith(REFUSED)
 
 
-def test_the_command(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(jobs: Jobs, tmp_path: Path, command: Command) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     before = sorted(tmp_path.rglob("*"))
     arguments = ["-o", str(tmp_path / "made"), "-c", str(tmp_path / "config.json")]
     source = str(jobs.inputs / "a.jsonl")
-    assert cli.main(["run", source, *arguments, "--tokenizer_path", jobs.tokenizer_path, "--dry_run"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = command("run", source, *arguments, "--tokenizer_path", jobs.tokenizer_path, "--dry_run").splitlines()
     assert said[0] == f"{tmp_path}/made would be made"
     assert said[1] == "blocks: 1; 0 are in the token cache, 1 would be tokenised"
     assert re.match(r"output: at most about [\d.]+ kB would be written \([\d.]+ [GT]B are free\)", said[-1])
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_dry_run_finds_what_a_run_would_not_start_with(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_finds_what_a_run_would_not_start_with(jobs: Jobs, command: Command) -> None:
     jobs.run()
     (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
     with jobs.job().claim().claims.locked():
@@ -145,5 +148,4 @@ def test_a_dry_run_finds_what_a_run_would_not_start_with(jobs: Jobs, capsys: pyt
     manifest.write_text(manifest.read_text()[:100])
     problem = asked(jobs)[0].removeprefix(REFUSED)
     assert problem.startswith(f"{manifest} is damaged, or is another program's file: if an output of beam_prep")
-    assert cli.main(["verify", str(manifest.parent)]) == 1
-    assert problem in capsys.readouterr().err
+    assert problem in command("verify", manifest.parent, code=1)

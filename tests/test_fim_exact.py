@@ -25,7 +25,7 @@ from beam_prep.sample import prepare
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize_with
 from beam_prep.tokens.tokenizer import Tokenizer
-from tests.conftest import ROOT, shared
+from tests.conftest import ROOT, shared, text_config
 
 OURS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 CODE_LLAMA = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>")
@@ -223,11 +223,8 @@ def test_a_config_says_rate_mode_and_seed(mode: FimMode, encode: str) -> None:
     tokenizer = changed("ours", OURS)
     texts = [f"def f{number}(x):\n    return x + {number}  # größer\n" for number in range(60)]
     ends = [text + "<|im_end|>" * (number % 2) for number, text in enumerate(texts)]
-    given = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 1, "eos": "if_missing", "encode": encode, "control_tokens": "keep"},
-        "output": {"fim": {"rate": 0.5, "mode": mode, "seed": 3}},
-    }
+    rules = {"min_chars": 1, "eos": "if_missing", "encode": encode, "control_tokens": "keep"}
+    given = text_config(preprocessing=rules, output={"fim": {"rate": 0.5, "mode": mode, "seed": 3}})
     batch = prepare(testing.records([{"text": text} for text in ends]), PipelineConfig.from_dict(given), tokenizer)
     wanted = batch_of(tokenizer, texts, Fim(0.5, mode, 3), eos="always")
     assert batch["sequence"].to_lists() == wanted["sequence"].to_lists()

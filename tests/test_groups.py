@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.dry_run import dry_run
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.pipeline import Pipeline
 from beam_prep.replay import Replay
-from tests.conftest import ROOT, tree, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, chat_config, text_config, tree, write_lines
+from tests.formats.shards import plain
 from tests.test_sources import rows_of, tokens_of, write
 
 RUNNER = ["--runner=FnApiRunner"]
 EXAMPLES = ROOT / "examples" / "data"
-TOKENIZER_PATH = ROOT / "examples" / "tokenizer"
-CHAT = {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]}
-TEXT = {"sections": [{"field": "text", "action": "train"}]}
+CHAT, TEXT = chat_config()["input"], text_config()["input"]
 PAIR = {"sections": [{"field": "prompt", "action": "mask"}, {"field": "response", "action": "train"}]}
 GROUPS: dict[str, dict[str, Any]] = {
     "chat": {**CHAT, "files": str(EXAMPLES / "chat.jsonl")},
@@ -55,7 +53,7 @@ def alone(given: dict[str, Any], number: int) -> list[list[Any]]:
 
 
 @pytest.fixture
-def make(run: Callable[..., Any]) -> Made:
+def make(run: Run) -> Made:
     def _make(given: dict[str, Any], name: str = "out", **options: Any) -> bp.Dataset:
         made = bp.open(run(given, None, name, **options).output, split="all")
         made.verify()
@@ -66,10 +64,7 @@ def make(run: Callable[..., Any]) -> Made:
 
 def rows(made: bp.Dataset) -> list[list[Any]]:
     """The values of each row."""
-    found = []
-    for row in made:
-        found.append([value.to_lists() if isinstance(value, bp.Ragged) else value.tolist() for value in row.values()])
-    return found
+    return [[*plain(row).values()] for row in made]
 
 
 def test_a_group_gives_the_rows_that_a_job_of_its_own_gives(make: Made) -> None:
@@ -151,24 +146,19 @@ def files(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_line_takes_no_inputs(files: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = str(files.parent / "out")
-    job = ["-c", str(files), "--tokenizer_path", tokenizer_path]
-    assert cli.main(["run", "-o", out, *job, "--max_reject_rate=0.1", *RUNNER]) == 0
-    assert cli.main(["verify", out, "--inputs"]) == 0
-    assert cli.main(["inspect", out, "--record", "265", "--source", "--no_pager"]) == 0
-    assert '{"text": ' in capsys.readouterr().out
-    assert cli.main(["audit", *job]) == 1
-    assert "rejected_bad_json" in capsys.readouterr().out.partition("input.groups[1]:")[2]
-    assert cli.main(["audit", *job, "--json"]) == 1
-    audits = json.loads(capsys.readouterr().out)["groups"]
+def test_the_command_line_takes_no_inputs(files: Path, command: Command) -> None:
+    out = files.parent / "out"
+    job = ["-c", files, "--tokenizer_path", TOKENIZER_PATH]
+    command("run", "-o", out, *job, "--max_reject_rate=0.1", *RUNNER)
+    command("verify", out, "--inputs")
+    assert '{"text": ' in command("inspect", out, "--record", "265", "--source", "--no_pager")
+    assert "rejected_bad_json" in command("audit", *job, code=1).partition("input.groups[1]:")[2]
+    audits = json.loads(command("audit", *job, "--json", code=1))["groups"]
     findings = [[each["name"] for each in audits[number]["findings"]] for number in "01"]
     assert findings == [[], ["no_end", "dropped_too_short", "rejected_bad_json"]]
 
 
-def test_a_preview_looks_at_every_group(
-    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preview_looks_at_every_group(tmp_path: Path, command: Command) -> None:
     """An empty one is no fault."""
     for number in range(40):
         write_lines(tmp_path / f"{number}.jsonl", [{"text": f"text number {number}"}])
@@ -179,11 +169,9 @@ def test_a_preview_looks_at_every_group(
     ]
     given = tmp_path / "config.json"
     given.write_text(json.dumps(config(groups, preprocessing={"min_chars": 0})))
-    job = ["-c", str(given), "--tokenizer_path", tokenizer_path]
-    assert cli.main(["inspect", *job, "--no_pager", "--grep", "last"]) == 0
-    assert "domain last" in capsys.readouterr().out
-    cli.main(["audit", *job])
-    assert capsys.readouterr().out.startswith("input.groups[1]:")
+    job = ["-c", given, "--tokenizer_path", TOKENIZER_PATH]
+    assert "domain last" in command("inspect", *job, "--no_pager", "--grep", "last")
+    assert command("audit", *job, code=1).startswith("input.groups[1]:")
 
 
 def test_a_replay_reads_the_same_groups(files: Path, make: Made) -> None:
@@ -234,10 +222,10 @@ def test_what_is_refused_before_a_run(tmp_path: Path, make: Made) -> None:
         make(config([{**TEXT, "files": table}]))
 
 
-@pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_inputs_beside_groups_are_refused(command: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, "chat.jsonl", "-c", str(files), "--tokenizer_path", str(TOKENIZER_PATH)]) == 2
-    assert "found the input 'chat.jsonl' beside input.groups of the config" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["inspect", "audit"])
+def test_inputs_beside_groups_are_refused(name: str, files: Path, command: Command) -> None:
+    said = command(name, "chat.jsonl", "-c", files, "--tokenizer_path", TOKENIZER_PATH, code=2)
+    assert "found the input 'chat.jsonl' beside input.groups of the config" in said
 
 
 # Configs

@@ -19,14 +19,15 @@ from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
-from tests.conftest import ROOT, prepared, records_of
+from tests.conftest import ROOT, Run, chat_config, prepared, records_of, says, text_config
 
-TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
+TEXT = text_config(preprocessing={"min_chars": 1})
+Made = Callable[..., bp.Dataset]
 GOOD = b"".join(b'{"text": "good %d"}\n' % number for number in range(50))
 
 
 @pytest.fixture
-def made(run: Callable[..., Any]) -> Callable[..., bp.Dataset]:
+def made(run: Run) -> Made:
     """Runs a config over files; gives the output, verified."""
 
     def _made(config: dict[str, Any], *files: Path, **options: Any) -> bp.Dataset:
@@ -44,7 +45,7 @@ LONG: list[tuple[str, Any, bytes]] = [
 ]
 
 
-def test_a_line_that_is_too_long_is_one_reject(made: Callable[..., bp.Dataset], tmp_path: Path) -> None:
+def test_a_line_that_is_too_long_is_one_reject(made: Made, tmp_path: Path) -> None:
     """In files of several blocks, some of which begin within the line; the same bytes at another block size."""
     for name, opened, filler in LONG:
         with opened(tmp_path / name, "wb") as file:
@@ -64,9 +65,7 @@ def test_a_line_that_is_too_long_is_one_reject(made: Callable[..., bp.Dataset], 
     assert outputs[0].manifest == outputs[1].manifest
 
 
-def test_blocks_that_were_cached_with_another_limit_are_not_used(
-    made: Callable[..., bp.Dataset], tmp_path: Path
-) -> None:
+def test_blocks_that_were_cached_with_another_limit_are_not_used(made: Made, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(GOOD + b'{"text": "' + b"long " * 100 + b'"}\n')
     cache_dir = str(tmp_path / "token_cache")
@@ -77,17 +76,12 @@ def test_blocks_that_were_cached_with_another_limit_are_not_used(
     assert rows == [50, 51]
 
 
-CHAT = {
-    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-    "mask": {"assistant": "train"},
-    "output": {"columns": "labels"},
-}
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
 def test_a_rendering_that_costs_too_much_is_a_reject() -> None:
     rows = [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "yes"}]}
+        {"messages": says(user=question, assistant="yes")}
         for question in ("hello", "width", "times", "failing", "hello again")
     ]
     tests = (
@@ -95,7 +89,8 @@ def test_a_rendering_that_costs_too_much_is_a_reject() -> None:
         "{% elif messages[0].content == 'times' %}{{ messages[1].content * 10**10 }}"
         "{% elif messages[0].content == 'failing' %}{{ 'abcdef' | truncate(2) }}{% endif %}"
     )
-    config = {**CHAT, "input": {**CHAT["input"], "chat_template": tests + PLAIN}}  # type: ignore[dict-item]
+    config = chat_config()
+    config["input"]["chat_template"] = tests + PLAIN
     rejects = bp.testing.rejects(prepared(config, rows))
     assert rejects == [(1, "template_limit"), (2, "template_limit"), (3, "template_error")]
 
@@ -113,7 +108,7 @@ DECOMPOSED = unicodedata.normalize("NFD", "\u00e9")
 NAMES = ["line\nfeed", "quotes'\"", "-o", "a..b", "x" * 244, "\u00e9", DECOMPOSED, "{{ a }}"]
 
 
-def test_files_may_have_any_names(made: Callable[..., bp.Dataset], tmp_path: Path) -> None:
+def test_files_may_have_any_names(made: Made, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     for name in NAMES:

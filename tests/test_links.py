@@ -1,17 +1,14 @@
 """Outputs that are named through links: the link stays, the data go to the disk that it names, and the lock is one."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import beam_prep as bp
 from beam_prep.errors import LockedError
-from tests.conftest import ROOT, write_lines
+from tests.conftest import ROOT, Run, text_config, write_lines
 
-Run = Callable[..., Any]
-TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}}
+TEXT = text_config()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """`output.loss_weights`: a weight for each token, from the weights of its message and its record."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import RoleMask, build_mask
 from beam_prep.tokens.tokenize import from_tokens
 from tests.chars import batch_of, outcomes, texts, trained
-from tests.conftest import prepared
+from tests.conftest import Run, chat_config, prepared
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"
 OUTPUTS = {
@@ -34,10 +33,6 @@ def said(role: str, content: str, **own: Any) -> dict[str, Any]:
 
 def output(*sections: Section) -> Output:
     return Output("sequence", "ids", sections, "loss_mask", weights_name="loss_weights")
-
-
-BEFORE = {"prompt": [said("system", "q")]}
-"""A prompt that a conversation may follow, whoever begins it."""
 
 
 def masked(name: str, record: dict[str, Any]) -> Batch:
@@ -93,7 +88,9 @@ def test_a_weight_changes_no_mask_but_where_it_is_0(name: str, weights: list[Any
     ]
     if name == "last":
         messages = [said("user", "z"), *messages]
-    batch = masked(name, {**BEFORE, "messages": messages} | ({} if whole is None else {"weight": whole}))
+    # A prompt that a conversation may follow, whoever begins it.
+    prompt = {"prompt": [said("system", "q")]}
+    batch = masked(name, {**prompt, "messages": messages} | ({} if whole is None else {"weight": whole}))
     assert outcomes(batch) == [""]
     flat, mask = batch["loss_weights"].flat, batch["loss_mask"].flat
     assert flat.dtype == np.float32
@@ -200,7 +197,7 @@ PACKED = [[*START[0], *START[1]]]
         ({"packing_strategy": "bfd", "max_packed_len": 8}, PACKED, [-100, 12, 13, -100, 15, 21, 22, 23]),
     ],
 )
-def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: Any, run: Callable[..., Any]) -> None:
+def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: Any, run: Run) -> None:
     output = {"columns": "labels", "loss_weights": True}
     given = {"input": {"adapter": "tokenized"}, "preprocessing": preprocessing, "output": output}
     result = run(given, LONG, max_no_loss_rate=1)
@@ -209,12 +206,6 @@ def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: 
     assert [row["loss_weights"].tolist() for row in found] == weights
     assert found[0]["labels"].tolist() == labels
     assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
-
-
-CHAT = {
-    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-    "mask": {"assistant": "train"},
-}
 
 
 def test_ids_and_masks_are_those_without_weights_and_conversations_that_come_again_have_their_own() -> None:
@@ -231,7 +222,7 @@ def test_ids_and_masks_are_those_without_weights_and_conversations_that_come_aga
         for message, record, _ in own
     ]
     bare = [{"messages": [said(each["role"], each["content"]) for each in record["messages"]]} for record in records]
-    plain, weighted = prepared(CHAT, bare), prepared({**CHAT, "output": {"loss_weights": True}}, records)
+    plain, weighted = prepared(chat_config(), bare), prepared(chat_config(output={"loss_weights": True}), records)
     for one, other, (*_, weight) in zip(bp.testing.to_rows(plain), bp.testing.to_rows(weighted), own * 20, strict=True):
         assert other == {**one, "loss_weights": [weight * is_trained for is_trained in one["loss_mask"]]}
 

@@ -1,9 +1,7 @@
 """`output.names`: columns are written under the names that a trainer reads, in every format; nothing else changes."""
 
 import copy
-import json
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -16,34 +14,26 @@ from beam_prep.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.inspect.draw import RowText
 from beam_prep.inspect.output import shown_row
+from tests.conftest import TOKENIZER_PATH, chat_config, run_job, says, write_lines
+from tests.formats.shards import plain as as_lists
 
-TALKS = [
-    {"messages": [{"role": "user", "content": "How far? " * n}, {"role": "assistant", "content": f"{n} miles."}]}
-    for n in range(1, 9)
-]
-PACKED: dict[str, Any] = {
-    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-    "mask": {"assistant": "train"},
-    "preprocessing": {"packing_strategy": "bfd", "max_seq_len": 64},
-    "output": {"columns": "labels", "storage_format": list(FORMAT_NAMES), "dtype": {"labels": "int64"}},
-}
+TALKS = [{"messages": says(user="How far? " * n, assistant=f"{n} miles.")} for n in range(1, 9)]
+PACKED = chat_config(
+    preprocessing={"packing_strategy": "bfd", "max_seq_len": 64},
+    output={"columns": "labels", "storage_format": list(FORMAT_NAMES), "dtype": {"labels": "int64"}},
+)
 NAMES = {"input_ids": "tokens", "labels": "targets", "position_ids": "places", "seq_lens": "seq_lengths"}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> tuple[bp.Dataset, bp.Dataset]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[bp.Dataset, bp.Dataset]:
     """One job under the columns' own names, and with others and the same token cache."""
     folder = tmp_path_factory.mktemp("pair")
-    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
-    for name, wanted in (("plain", PACKED), ("named", {**PACKED, "output": {**PACKED["output"], "names": NAMES}})):
-        config = bp.PipelineConfig.from_dict(wanted)
-        job = bp.Pipeline(config, folder / "in.jsonl", folder / name, tokenizer_path, cache_dir=str(folder / "cache"))
-        job.run(["--runner=FnApiRunner"])
-    return bp.open(folder / "plain"), bp.open(folder / "named")
-
-
-def as_lists(row: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: value.to_lists() if isinstance(value, bp.Ragged) else value.tolist() for name, value in row.items()}
+    source, cache_dir = write_lines(folder / "in.jsonl", TALKS), str(folder / "cache")
+    plain = run_job(PACKED, source, folder / "plain", cache_dir=cache_dir)
+    output = {**PACKED["output"], "names": NAMES}
+    named = run_job({**PACKED, "output": output}, source, folder / "named", cache_dir=cache_dir)
+    return bp.open(plain.output), bp.open(named.output)
 
 
 def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset]) -> None:
@@ -55,7 +45,8 @@ def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset
         ("places", "tokens", "int32"),
         ("seq_lengths", "tokens", "int32"),
     ]
-    assert [{NAMES[name]: value for name, value in as_lists(row).items()} for row in plain] == [*map(as_lists, named)]
+    renamed = [{NAMES[name]: value for name, value in as_lists(row).items()} for row in plain]
+    assert renamed == [*map(as_lists, named)]
     for count, of in (("tokens", "input_ids"), ("trained", "labels")):
         assert named.manifest["totals"][count] == {NAMES[of]: plain.manifest["totals"][count][of]}
     same = ("inputs", "ledger", "counters", "domains", "rejects", "tokenizer")
@@ -73,13 +64,13 @@ def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset
 # Chains written by hand.
 
 
-def test_a_chain_by_hand_takes_names_and_dtypes_too(tmp_path: Path, tokenizer_path: str) -> None:
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
-    config, tokenizer = bp.PipelineConfig.from_dict(PACKED), bp.Tokenizer.load(tokenizer_path)
+def test_a_chain_by_hand_takes_names_and_dtypes_too(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", TALKS)
+    config, tokenizer = bp.PipelineConfig.from_dict(PACKED), bp.Tokenizer.load(TOKENIZER_PATH)
     with beam.Pipeline("FnApiRunner") as pipeline:
         (
             pipeline
-            | bp.ReadJSONL([str(tmp_path / "in.jsonl")])
+            | bp.ReadJSONL([str(source)])
             | bp.Prepare(config, tokenizer)
             | bp.Shard(
                 str(tmp_path / "out"),

@@ -1,7 +1,5 @@
 """Packed rows of whole runs: what is cut for packing is known to the ledger, the limits and the token cache."""
 
-import json
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,10 +7,9 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.inspect.output import inspect
+from tests.conftest import Command, Run, run_of
 
 Record = dict[str, Any]
-Run = Callable[..., Any]
 
 
 def tokens(length: int, trained: slice, first: int = 0, **more: Any) -> Record:
@@ -57,16 +54,13 @@ def test_rows_that_lose_all_that_is_trained_leave_before_the_plan(run: Run) -> N
     assert result.manifest["counters"] == {"truncated_rows": 1, "truncated_to_pack": 1, "truncated_tokens": 1}
 
 
-def test_rows_without_a_trained_token_are_counted_where_every_token_is_kept(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_without_a_trained_token_are_counted_where_every_token_is_kept(run: Run, command: Command) -> None:
     rows = [tokens(16, slice(14, None)), tokens(5, slice(2, None), 100)]
     result = run(config("wrapped", truncation_mode="drop"), rows, max_no_loss_rate=1)
     assert sorted(chain(*documents(result.output))) == sorted(pairs(rows[0]) + pairs(rows[1]))
     assert result.manifest["totals"]["packing"]["packs_untrained"] == 1
     bp.open(result.output).verify()
-    inspect(result.output, count=0)
-    assert "packs untrained 1" in capsys.readouterr().out
+    assert "packs untrained 1" in command("inspect", result.output, "--count", 0)
 
 
 @pytest.mark.long
@@ -74,7 +68,7 @@ def test_a_kept_cache_serves_both_strategies_that_cut_and_no_other(tmp_path: Pat
     def blocks(name: str, **wanted: Any) -> int:
         options = {"cache_dir": str(tmp_path / "token_cache"), "max_no_loss_rate": 1}
         result = run(config(**wanted), LATE, name, **options)
-        return int(json.loads(Path(result.output, "run.json").read_text())["blocks_reused"])
+        return int(run_of(result.output)["blocks_reused"])
 
     assert blocks("first", strategy="wrapped") == 0
     assert blocks("other", strategy="bfd_split", longest=6) == 1

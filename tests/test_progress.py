@@ -57,64 +57,59 @@ def test_a_report_that_is_read_while_it_is_written_gives_the_same_sums(
         assert found[name] == sum(each[name] for each, _ in written)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
+def test_a_line_that_is_not_complete_is_passed_over(tmp_path: Path) -> None:
+    report(str(tmp_path), stored=5)
+    (tmp_path / "killed").write_bytes(b'{"stored": 7}')
+    assert reported(str(tmp_path)) == {"stored": 5}
+    (tmp_path / "torn").write_bytes(b'{"sto\n\0\0\xff\n{"stored": 8}\n')
+    assert reported(str(tmp_path)) == {"stored": 13}
+    assert reported(str(tmp_path / "missing")) == {}
 
 
-def test_a_line_that_is_not_complete_is_passed_over(folder: Path) -> None:
-    report(str(folder), stored=5)
-    (folder / "killed").write_bytes(b'{"stored": 7}')
-    assert reported(str(folder)) == {"stored": 5}
-    (folder / "torn").write_bytes(b'{"sto\n\0\0\xff\n{"stored": 8}\n')
-    assert reported(str(folder)) == {"stored": 13}
-    assert reported(str(folder / "missing")) == {}
-
-
-def test_a_plan_that_is_made_again_counts_once(folder: Path) -> None:
+def test_a_plan_that_is_made_again_counts_once(tmp_path: Path) -> None:
     for _ in range(2):
-        report(str(folder), plans=1)
-        report(str(folder), planned=10)
-    assert reported(str(folder)) == {"plans": 1, "planned": 10}
+        report(str(tmp_path), plans=1)
+        report(str(tmp_path), planned=10)
+    assert reported(str(tmp_path)) == {"plans": 1, "planned": 10}
 
 
 # What is said
 
 
-def test_the_time_that_is_left_is_that_of_the_last_minute(folder: Path, clock: Clock) -> None:
-    shown = Progress(str(folder), of_size(1000 * MB), clock=clock)
+def test_the_time_that_is_left_is_that_of_the_last_minute(tmp_path: Path, clock: Clock) -> None:
+    shown = Progress(str(tmp_path), of_size(1000 * MB), clock=clock)
     assert shown.line() == "tokenise 0%: no block is done yet, for 0:00:00"
     clock.now += 1  # half of it was in the token cache already
-    report(str(folder), stored=500 * MB, lines=10)
+    report(str(tmp_path), stored=500 * MB, lines=10)
     shown.line()
     for _ in range(100):  # 1 MB a second from here on
         clock.now += 1
-        report(str(folder), stored=MB, lines=10)
+        report(str(tmp_path), stored=MB, lines=10)
         line = shown.line()
     assert line == "tokenise 60%: 600.0 of 1,000.0 MB, 1,010 records, 5.9 MB/s, about 0:06:40 left"
 
 
-def test_each_phase_has_its_own_goal(folder: Path, clock: Clock) -> None:
-    shown = Progress(str(folder), of_size(10 * MB), clock=clock)
-    report(str(folder), stored=10 * MB, lines=1000)
-    report(str(folder), plans=1)
+def test_each_phase_has_its_own_goal(tmp_path: Path, clock: Clock) -> None:
+    shown = Progress(str(tmp_path), of_size(10 * MB), clock=clock)
+    report(str(tmp_path), stored=10 * MB, lines=1000)
+    report(str(tmp_path), plans=1)
     clock.now += 1
     assert shown.line() == "plan: 1,000 records, for 0:00:00"
-    report(str(folder), planned=900)
+    report(str(tmp_path), planned=900)
     assert shown.line() == "write 0%: 0 of 900 rows"
-    report(str(folder), written=300)
+    report(str(tmp_path), written=300)
     clock.now += 2
     assert shown.line() == "write 33%: 300 of 900 rows, about 0:00:04 left"
-    report(str(folder), written=300)
+    report(str(tmp_path), written=300)
     clock.now += 2
     assert shown.line() == "write 67%: 600 of 900 rows, about 0:00:02 left"
-    report(str(folder), written=1200)  # a shard that was written twice
+    report(str(tmp_path), written=1200)  # a shard that was written twice
     assert shown.line() == "write 100%: 900 of 900 rows, about 0:00:00 left"
 
 
-def test_where_max_items_may_end_the_output_no_end_is_promised(folder: Path, clock: Clock) -> None:
-    shown = Progress(str(folder), of_size(8 * MB), limited=True, clock=clock)
-    report(str(folder), stored=5 * MB, lines=10)
+def test_where_max_items_may_end_the_output_no_end_is_promised(tmp_path: Path, clock: Clock) -> None:
+    shown = Progress(str(tmp_path), of_size(8 * MB), limited=True, clock=clock)
+    report(str(tmp_path), stored=5 * MB, lines=10)
     clock.now += 1
     assert shown.line() == "tokenise: 5.0 MB, 10 records, 5.0 MB/s"
 
@@ -122,14 +117,14 @@ def test_where_max_items_may_end_the_output_no_end_is_promised(folder: Path, clo
 # Real runs
 
 
-def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
+def test_counters_of_a_real_job_are_those_of_its_manifest(tmp_path: Path) -> None:
     config = bp.PipelineConfig.from_json(str(ROOT / "configs/sft_conversation.json"))
     tokenizer = bp.Tokenizer.load(str(ROOT / "examples/tokenizer"))
     pipeline = beam.Pipeline("FnApiRunner")
     blocks = pipeline | bp.ReadJSONL([str(CHATS)]) | bp.Prepare(config, tokenizer)
-    _ = blocks | bp.Shard(str(folder / "out"), tokenizer=tokenizer)
+    _ = blocks | bp.Shard(str(tmp_path / "out"), tokenizer=tokenizer)
     job = pipeline.run()
-    totals = json.loads((folder / "out/manifest.json").read_text())["totals"]
+    totals = json.loads((tmp_path / "out/manifest.json").read_text())["totals"]
     found = job.metrics().query(MetricsFilter().with_namespace("beam_prep"))["counters"]
     assert {counter.key.metric.name: counter.result for counter in found} == {
         "stored": CHATS.stat().st_size,

@@ -11,15 +11,12 @@ from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.formats.manifest import output_columns
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage import publish
-from tests.conftest import tree
+from tests.conftest import Log, Patch, run_of, text_config, tree
 
 pytestmark = pytest.mark.long
 
 BLOCK = 65536
-CONFIG: dict[str, Any] = {
-    "input": {"sections": [{"field": "text", "action": "train"}]},
-    "output": {"storage_format": ["bin", "tfrecord", "h5"], "max_tokens_per_shard": 15_000},
-}
+CONFIG = text_config(output={"storage_format": ["bin", "tfrecord", "h5"], "max_tokens_per_shard": 15_000})
 
 
 def texts(word: str, count: int) -> str:
@@ -48,12 +45,10 @@ class Jobs:
 
     def run(self, name: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> dict[str, Any]:
         """What `run.json` says."""
-        self.job(name, config, **options).run(["--runner=FnApiRunner"])
-        found: dict[str, Any] = json.loads((self.folder / name / "run.json").read_bytes())
-        return found
+        return run_of(self.job(name, config, **options).run(["--runner=FnApiRunner"]).output)
 
-    def is_as_from_scratch(self, config: dict[str, Any] = CONFIG, **options: Any) -> bool:
-        self.run("scratch", config, cache_dir=None, **options)
+    def is_as_from_scratch(self) -> bool:
+        self.run("scratch", cache_dir=None)
         return tree(self.folder / "out") == tree(self.folder / "scratch")
 
     def inodes(self) -> dict[str, int]:
@@ -79,7 +74,7 @@ def test_shards_that_did_not_change_are_linked(jobs: Jobs) -> None:
     assert jobs.is_as_from_scratch()
 
 
-def test_a_damaged_file_is_not_carried_on(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_not_carried_on(jobs: Jobs, caplog: Log) -> None:
     jobs.run()
     path = jobs.folder / "out" / "__default__" / "shard_0001.tfrecord"
     data = bytearray(path.read_bytes())
@@ -93,7 +88,7 @@ def test_a_damaged_file_is_not_carried_on(jobs: Jobs, caplog: pytest.LogCaptureF
     assert jobs.is_as_from_scratch()
 
 
-def test_where_no_link_can_be_made_shards_are_written(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_link_can_be_made_shards_are_written(jobs: Jobs, monkeypatch: Patch) -> None:
     jobs.run()
 
     def refused(*_: object, **named: Any) -> None:
@@ -117,9 +112,7 @@ def test_keys_that_are_not_of_this_manifest_are_not_used(jobs: Jobs, name: str) 
 
 
 @pytest.mark.parametrize(("output", "options"), [({"dtype": {"sequence": "int64"}}, {}), ({}, {"check": "full"})])
-def test_what_changes_the_bytes_or_the_trust_links_nothing(
-    jobs: Jobs, output: dict[str, Any], options: dict[str, Any]
-) -> None:
+def test_what_changes_the_bytes_or_the_trust_links_nothing(jobs: Jobs, output: Any, options: Any) -> None:
     jobs.run()
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
     assert jobs.run(config={**CONFIG, "output": CONFIG["output"] | output}, **options)["shards_linked"] == 0
@@ -142,7 +135,7 @@ def test_a_version_is_linked_from_the_latest_one(jobs: Jobs) -> None:
     jobs.job("many", version_name="g1", **options).run(["--runner=FnApiRunner"])
     (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
     jobs.job("many", version_name="g2", **options).run(["--runner=FnApiRunner"])
-    told = json.loads((jobs.folder / "many" / "g2" / "run.json").read_bytes())
+    told = run_of(jobs.folder / "many" / "g2")
     assert told["shards_linked"] > 2
     first, second = (jobs.folder / "many" / name / "__default__" / "shard_0000.tfrecord" for name in ("g1", "g2"))
     assert first.stat().st_ino == second.stat().st_ino

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, OutputError
-from beam_prep.pipeline import Pipeline, Result
 from beam_prep.replay import Replay, Replayed, RowsCompared
-from tests.conftest import tree
+from tests.conftest import Command, Patch, chat_config, run_job, tree
 
 LOOP = (
     "{%- for message in messages %}CHECK{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -23,18 +21,14 @@ STRICT = LOOP.replace(
     "CHECK", "{%- if message.role == 'tool' %}{{ raise_exception('tools are not known') }}{%- endif %}"
 )
 MENDED = LOOP.replace("CHECK", "")
-RUNNER = ("--runner=FnApiRunner",)
 LOOSE: dict[str, Any] = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
 
 
 def config(template: str | None = STRICT, **parts: Any) -> dict[str, Any]:
     """A config of chats; `parts` are merged into it: preprocessing={"max_seq_len": 9}."""
-    found: dict[str, Any] = {
-        "input": {"sections": [{"field": "messages", "action": "$role", "template": True}], "chat_template": template},
-        "mask": {"assistant": "train"},
-        "preprocessing": {"max_seq_len": 64},
-        "output": {"storage_format": ["bin"], "domain_key": "topic", "max_tokens_per_shard": 3_000},
-    }
+    output = {"storage_format": ["bin"], "domain_key": "topic", "max_tokens_per_shard": 3_000}
+    found = chat_config(True, preprocessing={"max_seq_len": 64}, output=output)
+    found["input"]["chat_template"] = template
     for part, values in parts.items():
         found[part] = {**found.get(part, {}), **values} if isinstance(values, dict) else values
     return found
@@ -61,23 +55,21 @@ def talks(count: int, tools: Container[int] = ()) -> list[Any]:
 class Jobs:
     """Runs, replays and runs from scratch, in one folder."""
 
-    def __init__(self, folder: Path, tokenizer: str) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def write(self, records: list[Any]) -> Path:
         path = self.folder / "a.jsonl"
         path.write_text("".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in records))
         return path
 
-    def run(self, config: dict[str, Any], output: str = "out", **options: Any) -> Result:
-        given = PipelineConfig.from_dict(config)
-        job = Pipeline(given, self.folder / "a.jsonl", self.folder / output, self.tokenizer, **LOOSE, **options)
-        return job.run(RUNNER)
+    def run(self, config: dict[str, Any], output: str = "out", **options: Any) -> Any:
+        return run_job(config, self.folder / "a.jsonl", self.folder / output, **LOOSE, **options)
 
     def replay(self, config: dict[str, Any] | None, output: str | None = "new", **options: Any) -> Replayed:
         new = None if config is None else PipelineConfig.from_dict(config)
         target = None if output is None else self.folder / output
-        return Replay(self.folder / "out", new, output_dir=target, **LOOSE, **options).run(RUNNER)
+        return Replay(self.folder / "out", new, output_dir=target, **LOOSE, **options).run(["--runner=FnApiRunner"])
 
     def check(self, config: dict[str, Any], output: str = "new", **options: Any) -> None:
         """The replayed output is what a run from scratch makes elsewhere."""
@@ -86,8 +78,8 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
-    return Jobs(tmp_path, tokenizer_path)
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
 
 
 PACKED = {"packing_strategy": "bfd", "max_packed_len": 64}
@@ -182,20 +174,20 @@ def test_a_folder_of_versions_gets_a_new_one(jobs: Jobs) -> None:
 
 
 def test_the_command_has_the_limits_of_the_earlier_run_unless_they_are_given(
-    jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, command: Command, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(jobs.folder)
     jobs.write([*talks(9, (0, 3)), {**talk(9), "more": "more " * 2000}])
     jobs.run(config(), max_line_bytes=5000, max_reject_chars=12)
     Path("new.json").write_text(json.dumps(config(MENDED)))
     replay = ["replay", "out", "-c", "new.json", "--max_reject_rate=1", "--max_no_loss_rate=1"]
-    assert cli.main([*replay, "-o", "new", "--dry_run"]) == 0
-    assert capsys.readouterr().out.startswith(f"would replay 4 rejected records of {jobs.folder}/out\n")
+    assert command(*replay, "-o", "new", "--dry_run").startswith(
+        f"would replay 4 rejected records of {jobs.folder}/out\n"
+    )
     assert not Path("new").exists()
-    assert cli.main([*replay, "-o", "new"]) == 0
-    assert "\nreplayed: 4 rejected records, of which 2 are rejected no more\n" in capsys.readouterr().out
+    assert "\nreplayed: 4 rejected records, of which 2 are rejected no more\n" in command(*replay, "-o", "new")
     assert next(bp.open("new").rejects())["text"] == '{"topic": "o'
-    assert cli.main([*replay, "-o", "more", "--max_line_bytes=90000"]) == 0
-    assert "\nreplayed: 4 rejected records, of which 3 are rejected no more\n" in capsys.readouterr().out
-    assert cli.main(replay) == 4
-    assert "or pass --overwrite" in capsys.readouterr().err
+    assert "\nreplayed: 4 rejected records, of which 3 are rejected no more\n" in command(
+        *replay, "-o", "more", "--max_line_bytes=90000"
+    )
+    assert "or pass --overwrite" in command(*replay, code=4)

@@ -13,50 +13,39 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from beam_prep import cli
-from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, FormatError, OutputError, RunError, TokenCacheError
 from beam_prep.formats import cached_block as files
 from beam_prep.formats.cached_block import ROW_INDEX, ROWS
-from beam_prep.pipeline import Pipeline, Result
 from beam_prep.shards.receipts import BlockReceipt
 from beam_prep.storage import stores
 from beam_prep.storage.stores import ANY
 from beam_prep.storage.token_cache import TokenCache
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, chat_config, run_job, run_of, says, tree
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
 pytestmark = pytest.mark.long
 
 KB = 1 << 10
-CONFIG: dict[str, Any] = {
-    "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
-    "mask": {"assistant": "train"},
-    "output": {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 20_000},
-}
+OUTPUT = {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 20_000}
+CONFIG = chat_config(True, output=OUTPUT)
 
 
 def changed(**changes: Any) -> dict[str, Any]:
     """CONFIG with other values: `output__domain_key="x"`."""
-    config = json.loads(json.dumps(CONFIG))
+    config = chat_config(True, output=OUTPUT)
     for path, value in changes.items():
         part, _, key = path.partition("__")
-        if key:
-            config.setdefault(part, {})[key] = value
-        else:
-            config[part] = value
-    return dict(config)
+        config[part] = config.get(part, {}) | {key: value} if key else value
+    return config
 
 
 def chat(count: int, topic: str = "one", first: int = 0) -> bytes:
     """About 1 KB a record; every tenth line is broken."""
     lines = []
     for number in range(first, first + count):
-        talk = [
-            {"role": "user", "content": f"Question {number}: " + "how far is it? " * 20},
-            {"role": "assistant", "content": f"Answer {number}: " + "it is not far. " * 30},
-        ]
+        question, answer = "how far is it? " * 20, "it is not far. " * 30
+        talk = says(user=f"Question {number}: {question}", assistant=f"Answer {number}: {answer}")
         lines.append(json.dumps({"topic": topic, "messages": talk}).encode())
         if number % 10 == 0:
             lines.append(b'{"number": %d, ' % number)
@@ -66,8 +55,8 @@ def chat(count: int, topic: str = "one", first: int = 0) -> bytes:
 class Jobs:
     """Runs jobs in one folder, in this process; small blocks, so that 64 KB of input is a block."""
 
-    def __init__(self, folder: Path, tokenizer: str) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.cache_dir = str(folder / "token_cache")
 
     def write(self, name: str, data: bytes) -> Path:
@@ -75,40 +64,22 @@ class Jobs:
         path.write_bytes(data)
         return path
 
-    def run(self, *names: str, output: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> Result:
-        job = Pipeline(
-            PipelineConfig.from_dict(config),
-            [str(self.folder / name) for name in names],
-            output_dir=self.folder / output,
-            **{
-                "tokenizer_path": self.tokenizer,
-                "block_bytes": 64 * KB,
-                "max_reject_rate": 0.2,
-                "max_no_loss_rate": 0.2,
-                **options,
-            },
-        )
-        return job.run(["--runner=FnApiRunner"])
+    def run(self, *names: str, output: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> Any:
+        tokenizer = options.pop("tokenizer_path", TOKENIZER_PATH)
+        given = {"block_bytes": 64 * KB, "max_reject_rate": 0.2, **options}
+        return run_job(config, [self.folder / name for name in names], self.folder / output, tokenizer, **given)
 
     def tree(self, output: str = "out") -> dict[str, bytes]:
         return tree(self.folder / output)
 
-    def told(self, output: str = "out") -> tuple[int, int]:
-        """(blocks, those that were reused) of the last run."""
-        run = json.loads((self.folder / output / "run.json").read_text())
-        return run["blocks"], run["blocks_reused"]
-
-    def scratch(self, *names: str, **options: Any) -> dict[str, bytes]:
-        """The files of the same job run from scratch, elsewhere."""
-        self.run(*names, output="scratch", **options)
-        found = self.tree("scratch")
-        shutil.rmtree(self.folder / "scratch")
-        return found
+    def told(self) -> dict[str, Any]:
+        """What `run.json` says of the last run."""
+        return run_of(self.folder / "out")
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
-    return Jobs(tmp_path, tokenizer_path)
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
 
 
 def cached(folder: Path) -> list[Path]:
@@ -117,15 +88,6 @@ def cached(folder: Path) -> list[Path]:
 
 
 # The token cache
-
-
-def test_cached_blocks_give_the_bytes_of_a_run_from_scratch(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(150))
-    for output in ("one", "two"):
-        jobs.run("a.jsonl", output=output, cache_dir=jobs.cache_dir)
-    blocks = len(cached(Path(jobs.cache_dir)))
-    assert (jobs.told("one"), jobs.told("two")) == ((blocks, 0), (blocks, blocks))
-    assert jobs.tree("one") == jobs.tree("two")
 
 
 def test_blocks_of_a_failed_launch_go_although_the_next_has_a_cache(jobs: Jobs) -> None:
@@ -145,16 +107,16 @@ def test_of_a_file_that_grew_only_the_end_is_new(jobs: Jobs) -> None:
     jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
     jobs.write("a.jsonl", data + chat(60, "more", first=500))
     jobs.run("a.jsonl", cache_dir=jobs.cache_dir, overwrite=True)
-    assert jobs.told()[1] == len(data) // (64 * KB)
-    assert jobs.tree() == jobs.scratch("a.jsonl")
+    assert jobs.told()["blocks_reused"] == len(data) // (64 * KB)
+    jobs.run("a.jsonl", output="scratch")
+    assert jobs.tree() == jobs.tree("scratch")
 
 
 def test_the_same_bytes_in_two_files_are_tokenised_once_and_counted_twice(jobs: Jobs) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         jobs.write(name, chat(150))
-    ledger = jobs.run("a.jsonl", "b.jsonl").manifest["ledger"]  # type: ignore[index]
-    blocks, reused = jobs.told()
-    assert reused == blocks / 2
+    ledger = jobs.run("a.jsonl", "b.jsonl").manifest["ledger"]
+    assert jobs.told()["blocks_reused"] == jobs.told()["blocks"] / 2
     assert (ledger["kept"], ledger["rejected"]) == (300, {"bad_json": 30})
     rejects = [json.loads(line) for line in jobs.tree()["rejects/rejects-00000.jsonl"].splitlines()]
     assert [Path(entry["file"]).name for entry in rejects] == ["a.jsonl"] * 15 + ["b.jsonl"] * 15
@@ -170,15 +132,15 @@ def state(folder: Path) -> dict[str, tuple[int, int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_ctime_ns, path.stat().st_size) for path in paths}
 
 
-def test_the_same_job_again_does_nothing_and_says_so(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_job_again_does_nothing_and_says_so(jobs: Jobs, command: Command) -> None:
     source = jobs.write("a.jsonl", chat(20))
     jobs.run("a.jsonl")
     before = state(jobs.folder / "out")
     config = jobs.write("config.json", json.dumps(CONFIG).encode())
-    words = ["run", str(source), "-o", str(jobs.folder / "out"), "-c", str(config), "--tokenizer_path", jobs.tokenizer]
+    words = ["run", source, "-o", jobs.folder / "out", "-c", config, "--tokenizer_path", TOKENIZER_PATH]
     for options in ([], ["--overwrite"], ["--block_bytes", "131072"]):
-        assert cli.main([*words, "--max_reject_rate", "0.2", "--max_no_loss_rate", "0.2", *options]) == 0
-        assert capsys.readouterr().out == f"{jobs.folder}/out is up to date: nothing to do\n"
+        said = command(*words, "--max_reject_rate", "0.2", *options)
+        assert said == f"{jobs.folder}/out is up to date: nothing to do\n"
     assert state(jobs.folder / "out") == before
 
 
@@ -271,7 +233,7 @@ def test_folders_of_a_run_do_not_lie_in_its_output(name: str, jobs: Jobs) -> Non
 
 
 ENDINGS = (ROWS, ROW_INDEX)
-LABELS = changed(output__columns="labels", output__domain_key="topic")
+LABELS = changed(output__columns="labels")
 
 
 def flip(path: Path, bit: int) -> None:
@@ -320,8 +282,8 @@ class Block:
 
 
 @pytest.fixture(scope="module")
-def block(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Block:
-    return Block(Jobs(tmp_path_factory.mktemp("block"), tokenizer_path), LABELS)
+def block(tmp_path_factory: pytest.TempPathFactory) -> Block:
+    return Block(Jobs(tmp_path_factory.mktemp("block")), LABELS)
 
 
 @given(ending=st.sampled_from(ENDINGS), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
@@ -381,8 +343,7 @@ def test_a_sound_file_of_another_block_is_made_again(jobs: Jobs) -> None:
         shutil.rmtree(jobs.folder / "out")
         jobs.run("a.jsonl", "b.jsonl", cache_dir=jobs.cache_dir)
         assert jobs.tree() == wanted
-        told = json.loads((jobs.folder / "out" / "run.json").read_bytes())
-        assert (told["blocks_reused"], told["blocks_damaged"]) == (1, 1)
+        assert (jobs.told()["blocks_reused"], jobs.told()["blocks_damaged"]) == (1, 1)
 
 
 def test_a_damaged_block_in_a_store_is_found_and_set_aside(block: Block, store: MemoryStore) -> None:

@@ -1,7 +1,7 @@
 """`input.turns`: a conversation becomes a row for each trained turn, rendered as at inference."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,12 +13,10 @@ import beam_prep as bp
 from beam_prep.chat.apply import render_records
 from beam_prep.data.schema import TurnsApart
 from beam_prep.errors import ConfigError
-from tests.conftest import ROOT, prepared
+from tests.conftest import TOKENIZER_PATH, Run, chat_config, prepared
 from tests.reference import auto
 
-Run = Callable[..., Any]
-OURS = ROOT / "examples/tokenizer"
-TOKENIZER = bp.Tokenizer.load(OURS)
+TOKENIZER = bp.Tokenizer.load(TOKENIZER_PATH)
 TEMPLATE = (
     "{%- set last = namespace(user=-1) -%}"
     "{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}{%- endfor -%}"
@@ -52,13 +50,9 @@ def shown(rows: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def config_of(turns: str, **parts: Any) -> dict[str, Any]:
-    sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
-    return {
-        "input": {"sections": sections, "chat_template": TEMPLATE, "turns": turns},
-        "mask": {"assistant": "train"},
-        "output": {"storage_format": "bin"},
-        **parts,
-    }
+    given = chat_config(output={"storage_format": "bin"})
+    given["input"] |= {"chat_template": TEMPLATE, "turns": turns}
+    return given | parts
 
 
 def rows(chats: list[Any], turns: str, **parts: Any) -> list[tuple[str, str]]:
@@ -172,16 +166,14 @@ TURNS = st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), WORDS
 
 
 @given(turns=TURNS, is_auto=st.booleans())
-def test_each_turn_is_trained_once_in_what_transformers_renders(
-    turns: list[tuple[str, str, str | None]], is_auto: bool
-) -> None:
+def test_each_turn_is_trained_once_in_what_transformers_renders(turns: list[Any], is_auto: bool) -> None:
     messages = [say("user", "go"), *(say(role, text, thought) for role, text, thought in turns)]
     messages = [each for place, each in enumerate(messages) if not place or each["role"] != messages[place - 1]["role"]]
     section = bp.Section("messages", "$role", template="conversation")
     output = bp.Output("sequence", "ids", (section,), mask_name="loss_mask")
     rules = bp.TextRules(chat_template=TEMPLATE, turns=TurnsApart(is_auto, {"assistant": "train"}))
     rendered = render_records(bp.testing.records([{"messages": messages}]), (output,), TOKENIZER, None, rules)
-    reference = auto(OURS)
+    reference = auto(TOKENIZER_PATH)
     prefixes = [
         reference.apply_chat_template(messages[: place + 1], chat_template=TEMPLATE, tokenize=False)
         for place in range(len(messages))

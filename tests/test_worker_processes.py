@@ -20,9 +20,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import Tokenizer, runners
 from beam_prep.data.block import InputFile
 from beam_prep.runners import choose_runner
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Log, Patch, text_config
 
-TRAINED = {"input": {"sections": [{"field": "text", "action": "train"}]}}
+TRAINED = text_config()
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +166,8 @@ def test_a_thread_of_an_engine_that_never_ends_keeps_no_process_alive() -> None:
 
 
 @pytest.mark.long
-def test_a_run_in_workers_shows_its_progress_and_leaves_nothing_of_them(
-    start: Start, long_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_in_workers_shows_progress_and_leaves_nothing(
+    start: Start, long_source: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """No zombie, no line of Beam's on the screen, no file; they import what the launcher does."""
     (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
@@ -223,7 +223,7 @@ def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, toke
     ],
 )
 def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
+    monkeypatch: Patch, asked: list[str], how: str
 ) -> None:
     monkeypatch.setattr(runners, "cores", lambda: 2)
     assert choose_runner(PipelineOptions(asked), [InputFile("large.jsonl", 64_000_001, 0.0)]).how == how
@@ -301,7 +301,7 @@ def test_what_was_asked_for_is_left_alone(flink: dict[str, Any]) -> None:
     assert how == "runner: FlinkRunner"
 
 
-def test_slots_that_are_not_known_are_left_to_the_user(flink: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_slots_that_are_not_known_are_left_to_the_user(flink: dict[str, Any], caplog: Log) -> None:
     """Of a cluster that has no machines yet, or does not answer, which is said."""
     flink["/overview"] = {"slots-total": 0, "taskmanagers": 0}
     for address in (flink["address"], "localhost:1"):

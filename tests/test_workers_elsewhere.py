@@ -21,7 +21,7 @@ from beam_prep.storage import stores
 from beam_prep.storage.shipped import TokenizerFolder, ship
 from beam_prep.tokens import resolver as resolve
 from beam_prep.tokens.tokenizer import Tokenizer
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, TOKENIZER_PATH, Patch, tree
 from tests.test_worker_processes import wait_for
 
 pytestmark = pytest.mark.long
@@ -67,16 +67,14 @@ def answers(port: int) -> bool:
         return client.connect_ex(("localhost", port)) == 0
 
 
-def job(output: Path, tokenizer: str, **options: Any) -> Pipeline:
-    return Pipeline(CONFIG, [CHAT], output, tokenizer, **options)
+def job(output: Path, **options: Any) -> Pipeline:
+    return Pipeline(CONFIG, [CHAT], output, TOKENIZER_PATH, **options)
 
 
-def test_relative_paths_are_the_launchers(
-    elsewhere: list[str], tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_are_the_launchers(elsewhere: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(CHAT, tmp_path / "chat.jsonl")
-    shutil.copytree(tokenizer_path, tmp_path / "tokenizer")
+    shutil.copytree(TOKENIZER_PATH, tmp_path / "tokenizer")
     for output, options in (("here", ["--runner=FnApiRunner"]), ("there", elsewhere)):
         launch = Pipeline(
             CONFIG, ["*.jsonl"], output, "tokenizer", cache_dir=f"{output}-token cache", staging="staging"
@@ -92,30 +90,28 @@ def test_relative_paths_are_the_launchers(
     assert there == here != set()
 
 
-def test_an_error_of_a_worker_comes_as_itself(elsewhere: list[str], tmp_path: Path, tokenizer_path: str) -> None:
+def test_an_error_of_a_worker_comes_as_itself(elsewhere: list[str], tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"messages": 1}\n' * 10)
     with pytest.raises(RunError, match=r"^10 of 10 records were rejected .+ nothing was published, see "):
-        Pipeline(CONFIG, [str(bad)], tmp_path / "out", tokenizer_path).run(elsewhere)
+        Pipeline(CONFIG, [str(bad)], tmp_path / "out", TOKENIZER_PATH).run(elsewhere)
     report = json.loads((tmp_path / "out.failed" / "failure.json").read_text())
     assert report["ledger"]["read"] == 10
 
 
-def test_a_launch_that_is_not_waited_for(elsewhere: list[str], tmp_path: Path, tokenizer_path: str) -> None:
-    job(tmp_path / "here", tokenizer_path).run(["--runner=FnApiRunner"])
-    launched = job(tmp_path / "there", tokenizer_path).run(elsewhere, wait=False)
+def test_a_launch_that_is_not_waited_for(elsewhere: list[str], tmp_path: Path) -> None:
+    job(tmp_path / "here").run(["--runner=FnApiRunner"])
+    launched = job(tmp_path / "there").run(elsewhere, wait=False)
     assert (launched.manifest, launched.up_to_date) == (None, False)
     assert launched.job_id
     wait_for((tmp_path / "there" / "manifest.json").exists)
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
     assert list((tmp_path / ".beam_prep").glob("there-*/tokenizers/*"))  # nobody was there to remove it
     # The next launch has nothing to do; a further one, of another job, removes what is old.
-    assert job(tmp_path / "there", tokenizer_path).run(elsewhere).up_to_date
+    assert job(tmp_path / "there").run(elsewhere).up_to_date
 
 
-def test_a_tokenizer_that_no_worker_can_read_is_named(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_no_worker_can_read_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     def lose(tokenizer: Tokenizer, folder: str) -> Tokenizer:
         shipped = ship(tokenizer, folder)
         shutil.rmtree(Path(folder, "tokenizers"))
@@ -125,27 +121,23 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(stores, "RETRY_SECONDS", 0.5)
         patch.setattr(pipeline, "ship", lose)
-        launch = job(tmp_path / "out", tokenizer_path)
+        launch = job(tmp_path / "out")
         with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):
             launch.run(LOOPBACK)
     assert not (tmp_path / "out").exists()
-    assert job(tmp_path / "out", tokenizer_path).run(LOOPBACK).manifest  # a plain second run ends well
+    assert job(tmp_path / "out").run(LOOPBACK).manifest  # a plain second run ends well
 
 
-def test_encoders_get_one_thread_unless_the_user_says_otherwise(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoders_get_one_thread_unless_the_user_says_otherwise(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     monkeypatch.setenv("RAYON_NUM_THREADS", "3")
     monkeypatch.setattr(resolve, "cache", lambda: tmp_path / "worker")
-    ship(Tokenizer.load(tokenizer_path), str(tmp_path)).encode(["Hello"], True)
+    ship(Tokenizer.load(TOKENIZER_PATH), str(tmp_path)).encode(["Hello"], True)
     assert (os.environ.pop("TOKENIZERS_PARALLELISM"), os.environ["RAYON_NUM_THREADS"]) == ("false", "3")
 
 
-def test_a_folder_with_another_tokenizer_is_refused(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = Tokenizer.load(tokenizer_path)
+def test_a_folder_with_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+    tokenizer = Tokenizer.load(TOKENIZER_PATH)
     other = tokenizer.with_template("{{ messages }}").save(tmp_path / "other")
     monkeypatch.setattr(resolve, "cache", lambda: tmp_path / "worker")
     wrong = tokenizer.from_source(TokenizerFolder(other.folder, tuple(other.contents())))
