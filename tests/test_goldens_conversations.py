@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.config import PipelineConfig
-from beam_prep.pipeline import Pipeline
-from tests.conftest import SHARED, records_of, shared
-from tests.test_material import rules_of
+from tests.conftest import SHARED, records_of, run_job, shared
+from tests.test_material import JOINED, assert_sides, preference_config, rules_of
 
 pytestmark = pytest.mark.long
 
@@ -18,7 +16,6 @@ CHATML = "chatml-12k"
 CONVERSATION = {"field": "messages", "template": "conversation"}
 PROMPT, COMPLETION = {"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}
 FOLDERS = {"mistral-v1": "mistral-v1-conversations"}
-JOINED = {"eos": "if_missing", "encode": "joint"}
 SECTIONS: dict[str, list[dict[str, Any]]] = {
     "sft_conv_pc": [{**PROMPT, "template": "conversation"}, {**COMPLETION, "template": "conversation"}],
     "sft_std_lm": [{"field": "text", "action": "train"}],
@@ -32,16 +29,10 @@ def run(case: str, config: dict[str, Any], output: Path) -> bp.Dataset:
     name = case.split("__")[1]
     made = {"mask": {"assistant": "train"}, "output": {"columns": "labels"}, **config}
     made["preprocessing"] = {"max_seq_len": 1_000_000, "min_chars": 0, **config.get("preprocessing", {})}
-    Pipeline(
-        PipelineConfig.from_dict(made),
-        [str(shared("goldens", "conversations", case) / "input.jsonl")],
-        output_dir=output,
-        tokenizer_path=shared("tokenizers", FOLDERS.get(name, name)),
-        tokenizer_backend="gigatoken",  # what the reference gives is the same: test_backends.py
-        max_reject_rate=1,
-        max_no_loss_rate=1,
-    ).run(["--runner=FnApiRunner"])
-    return bp.open(output)
+    source, tokenizer = shared("goldens", "conversations", case), shared("tokenizers", FOLDERS.get(name, name))
+    # What the reference gives is the same: test_backends.py.
+    options = {"tokenizer_backend": "gigatoken", "max_reject_rate": 1, "max_no_loss_rate": 1}
+    return bp.open(run_job(made, source / "input.jsonl", output, tokenizer, **options).output)
 
 
 def expected(case: str, name: str = "full") -> list[dict[str, Any]]:
@@ -105,23 +96,10 @@ def test_rows_for_fine_tuning(case: str, name: str, tmp_path: Path) -> None:
         assert dataset.manifest["counters"].get("prompt_not_prefix", 0) == len(short)
 
 
-def preferences(kind: str) -> dict[str, Any]:
-    template = {"template": "conversation"} if "conv" in kind else {}
-    sources = {
-        side: {"sections": [{**PROMPT, **template}, {"field": side, "action": "train", **template}]}
-        for side in ("chosen", "rejected")
-    }
-    return {
-        "input": {"sources": sources, "implicit_prompt": "implicit" in kind},
-        "preprocessing": {"rows_without_loss": "keep", **({} if template else JOINED)},
-        "output": {},
-    }
-
-
 @pytest.mark.parametrize("kind", ["conv_explicit", "conv_implicit", "std_explicit", "std_implicit"])
 def test_preference_rows(kind: str, tmp_path: Path) -> None:
     case = f"pref_{kind}__{CHATML}"
-    dataset = run(case, preferences(kind), tmp_path / "out")
+    dataset = run(case, preference_config("conv" in kind, "implicit" in kind), tmp_path / "out")
     # A row whose sides are equal teaches nothing: TRL keeps it, we reject it.
     rows = records_of(shared("goldens", "conversations", case) / "input.jsonl")
     equal = [row["row_id"] for row in rows if row["chosen"] == row["rejected"]]
@@ -133,11 +111,7 @@ def test_preference_rows(kind: str, tmp_path: Path) -> None:
             # Nothing is common, and `chosen` ends in a space: TRL steps back to index -1, and splits there.
             assert dataset[index]["chosen_mask"].all()
             continue
-        row = dataset[index]
-        for side in ("chosen", "rejected"):
-            assert row[side].tolist() == want["prompt_ids"] + want[f"{side}_ids"], want["row_id"]
-            mask = [0] * len(want["prompt_ids"]) + [1] * len(want[f"{side}_ids"])
-            assert row[f"{side}_mask"].tolist() == mask, want["row_id"]
+        assert_sides(dataset[index], want)
 
 
 def test_padded_rows_with_the_real_border(tmp_path: Path) -> None:
@@ -178,7 +152,7 @@ def test_the_walkthroughs_last_turn_shifted(name: str, bos: str, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["conv", "std"])
 def test_reward_rows(kind: str, tmp_path: Path) -> None:
-    case, config = f"pref_{kind}_explicit__{CHATML}", preferences(kind)
+    case, config = f"pref_{kind}_explicit__{CHATML}", preference_config(kind == "conv")
     dataset = run(case, config, tmp_path / "out")
     wanted = expected(case, "reward")
     assert [row["chosen"].tolist() for row in dataset] == [row["chosen_ids"] for row in wanted]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.config import PipelineConfig
 from beam_prep.errors import TokenizerError
-from beam_prep.pipeline import Pipeline
+from tests.conftest import records_of, run_job, run_of, text_config
 
 MATERIAL = Path(__file__).with_name("material")
 DATA, EXPECTED, FOLDER = (MATERIAL / name for name in ("data", "expected", "tokenizers"))
@@ -23,7 +22,7 @@ Case = tuple[str, str, str]
 
 MESSAGES: Row = {"field": "messages", "template": "conversation"}
 PROMPT: Row = {"field": "prompt", "action": "mask"}
-TEXTS: Row = {"input": {"sections": [{"field": "text", "action": "train"}]}, "output": {}}
+TEXTS: Row = text_config(output={})
 JOINED: Row = {"encode": "joint", "eos": "if_missing"}
 
 
@@ -41,25 +40,15 @@ def cases_of(library: str, run: str) -> list[Case]:
 
 
 def records(file: str) -> list[Row]:
-    with (DATA / f"{file}.jsonl").open(encoding="utf-8", newline="\n") as lines:
-        return [json.loads(line) for line in lines]
+    return records_of(DATA / f"{file}.jsonl")
 
 
 def run(tokenizer: str, files: tuple[str, ...], config: Row, output: Path, **options: Any) -> bp.Dataset:
     """A run over files of records; labels in place of masks unless the config has an output of its own."""
     made = {"mask": {"assistant": "train"}, "output": {"columns": "labels"}, **config}
     made["preprocessing"] = {"max_seq_len": 1_000_000, "min_chars": 0, **config.get("preprocessing", {})}
-    job = Pipeline(
-        PipelineConfig.from_dict(made),
-        [DATA / f"{file}.jsonl" for file in files],
-        output,
-        FOLDER / tokenizer,
-        max_reject_rate=1,
-        max_no_loss_rate=1,
-        **options,
-    )
-    job.run(["--runner=FnApiRunner"])
-    return bp.open(output)
+    inputs, limits = [DATA / f"{file}.jsonl" for file in files], {"max_reject_rate": 1, "max_no_loss_rate": 1}
+    return bp.open(run_job(made, inputs, output, FOLDER / tokenizer, **limits, **options).output)
 
 
 # Conversations, beside transformers.
@@ -133,7 +122,7 @@ def test_ids_of_texts(tokenizer: str, backend: str, tmp_path: Path) -> None:
     kept = [want for want, record in zip(wanted, records("texts"), strict=True) if record["text"].strip()]
     assert dataset.manifest["ledger"]["dropped"] == {"empty": len(wanted) - len(kept)}
     assert [row["sequence"].tolist() for row in dataset] == [want["input_ids"] for want in kept]
-    told = json.loads((tmp_path / "out" / "run.json").read_bytes())
+    told = run_of(tmp_path / "out")
     # Under NFC, letters that Unicode 3.2 does not have are the reference's: one text has a hieroglyph.
     left = int((tokenizer, backend) == ("byte_bpe", "gigatoken"))
     assert told[f"encoded_by_{backend}"] == len(kept) - left
@@ -204,34 +193,38 @@ def test_rows_of_sft_trainer(case: Case, tmp_path: Path) -> None:
             assert found["seq_lens"].tolist() == want["seq_lengths"]
 
 
-def preference_config(file: str, **rules: Any) -> Row:
-    chat = "chat" in file
+def preference_config(chat: bool, implicit: bool = False, **rules: Any) -> Row:
     template = {"template": "conversation"} if chat else {}
     sources = {
         side: {"sections": [{**PROMPT, **template}, {"field": side, "action": "train", **template}]}
         for side in ("chosen", "rejected")
     }
     return {
-        "input": {"sources": sources, "implicit_prompt": file.startswith("implicit")},
+        "input": {"sources": sources, "implicit_prompt": implicit},
         "preprocessing": {"rows_without_loss": "keep", **({} if chat else JOINED), **rules},
         "output": {},
     }
 
 
+def assert_sides(found: Row, want: Row) -> None:
+    """The sides of a pair are a prompt that is not trained, and an answer that is."""
+    for side in ("chosen", "rejected"):
+        prompt, answer = want["prompt_ids"], want[f"{side}_ids"]
+        assert found[side].tolist() == prompt + answer, want.get("row_id")
+        assert found[f"{side}_mask"].astype(int).tolist() == [0] * len(prompt) + [1] * len(answer), want.get("row_id")
+
+
 @pytest.mark.parametrize("case", cases_of("trl", "dpo"), ids="-".join)
 def test_rows_of_dpo_trainer(case: Case, tmp_path: Path) -> None:
     tokenizer, file, _ = case
-    dataset = run(tokenizer, (file,), preference_config(file), tmp_path / "out")
+    dataset = run(tokenizer, (file,), preference_config("chat" in file, file.startswith("implicit")), tmp_path / "out")
     for found, want in zip(dataset, expected("trl")[case], strict=True):
-        for side in ("chosen", "rejected"):
-            prompt, answer = want["prompt_ids"], want[f"{side}_ids"]
-            assert found[side].tolist() == prompt + answer
-            assert found[f"{side}_mask"].astype(int).tolist() == [0] * len(prompt) + [1] * len(answer)
+        assert_sides(found, want)
 
 
 def test_rows_of_reward_trainer(tmp_path: Path) -> None:
     wanted = expected("trl")["byte_bpe", "chat_preferences", "reward_128"]
-    config = preference_config("chat_preferences", max_seq_len=128, truncation_mode="drop")
+    config = preference_config(True, max_seq_len=128, truncation_mode="drop")
     dataset = run("byte_bpe", ("chat_preferences",), config, tmp_path / "out")
     assert 0 < len(wanted) < len(records("chat_preferences"))
     for found, want in zip(dataset, wanted, strict=True):

@@ -14,17 +14,13 @@ from beam_prep.cli import main
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import RowsWithoutLoss, split_prompt
-from tests.conftest import ROOT, prepared
+from tests.conftest import ROOT, config_of, prepared, run_job, says, text_config
 
-DPO = json.loads((ROOT / "configs" / "dpo_conversation.json").read_text())
+DPO = config_of("dpo_conversation")
 
 
 def pair(chosen: str, rejected: str, question: str = "What is two and two?") -> dict[str, Any]:
-    ask = {"role": "user", "content": question}
-    return {
-        name: [ask, {"role": "assistant", "content": text}]
-        for name, text in (("chosen", chosen), ("rejected", rejected))
-    }
+    return {"chosen": says(user=question, assistant=chosen), "rejected": says(user=question, assistant=rejected)}
 
 
 def rejects(batch: Batch) -> dict[int, str]:
@@ -33,9 +29,9 @@ def rejects(batch: Batch) -> dict[int, str]:
 
 
 def test_the_last_message_is_the_assistants() -> None:
-    config = json.loads((ROOT / "configs" / "sft_last_turn_shifted.json").read_text())
+    config = config_of("sft_last_turn_shifted")
     good = {"messages": pair("Four.", "")["chosen"]}
-    bad = {"messages": [*good["messages"], {"role": "user", "content": "Sure?"}]}
+    bad = {"messages": good["messages"] + says(user="Sure?")}
     assert rejects(prepared(config, [good, bad])) == {2: "last_not_assistant"}
 
 
@@ -51,7 +47,7 @@ def test_a_side_that_is_null_is_named() -> None:
 
 def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
     long = "word " * 200
-    config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}
+    config = config_of("dpo_conversation", preprocessing={"max_seq_len": 64})
     rows = [pair("Four.", "Five."), pair(long + "yes", long + "no", "Say it."), pair(long, long, "Say it.")]
     rows.append(pair("Yes " + long, "No " + long))
     batch = prepared(config, rows)
@@ -61,7 +57,7 @@ def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
 
 
 def test_a_prompt_before_sampled_texts_gets_no_end_token() -> None:
-    sources = json.loads((ROOT / "configs" / "grpo.json").read_text())["input"]["sources"]
+    sources = config_of("grpo")["input"]["sources"]
     sources["prompts"]["sections"][0]["template"] = False
     record = {"prompt": "Two and two?", "responses": ["Four.", "Five."], "rewards": [1, 0]}
     ends = [{"input": {"sources": sources}, "preprocessing": {"eos": eos}} for eos in ("never", "always")]
@@ -75,19 +71,16 @@ def test_a_prompt_before_sampled_texts_gets_no_end_token() -> None:
 COLUMNS = ("chosen_ids", "rejected_ids", "prompt_ids")
 
 
-def make(folder: Path, name: str, source: Path, **changes: Any) -> bp.Dataset:
-    config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-    for part, fields in changes.items():
-        config[part] = {**config.get(part, {}), **fields}
-    job = bp.Pipeline(bp.PipelineConfig.from_dict(config), source, folder, ROOT / "examples/tokenizer")
-    job.run(["--runner=FnApiRunner"])
-    return bp.open(folder)
+PAIRS = ROOT / "examples/data/preference.jsonl"
+
+
+def make(folder: Path, **changes: Any) -> bp.Dataset:
+    return bp.open(run_job(config_of("dpo_conversation", **changes), PAIRS, folder).output)
 
 
 def test_prompt_and_completions_are_the_two_sides(tmp_path: Path) -> None:
-    source = ROOT / "examples/data/preference.jsonl"
-    sides = make(tmp_path / "sides", "dpo_conversation", source)
-    split = make(tmp_path / "split", "dpo_conversation", source, output={"preset": "trl_dpo"})
+    sides = make(tmp_path / "sides")
+    split = make(tmp_path / "split", output={"preset": "trl_dpo"})
     assert split.columns == COLUMNS
     assert len(split) == len(sides) > 10
     for one, other in zip(split, sides, strict=True):
@@ -101,7 +94,7 @@ def test_sides_by_role_whose_line_end_is_not_trained_fail_with_the_action_to_wri
     sources = json.loads(json.dumps(DPO["input"]["sources"]).replace('"train"', '"$role"'))
     changes = {"input": {"sources": sources}, "mask": {"assistant": "train"}, "output": {"preset": "trl_dpo"}}
     with pytest.raises(RunError, match='not trained; "action": "train" for both sides'):
-        make(tmp_path / "roles", "dpo_conversation", ROOT / "examples/data/preference.jsonl", **changes)
+        make(tmp_path / "roles", **changes)
 
 
 @st.composite
@@ -160,13 +153,12 @@ def test_sides_whose_prompts_differ_since_they_are_cut_say_so() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"input": {"sections": [{"field": "text", "action": "train"}]}}, "output.columns: found 'prompt_completion'"),
+        (text_config(), "output.columns: found 'prompt_completion'"),
         ({"output": {"preset": "trl_sft"}}, "output.preset: found 'trl_sft', which is for input.sections"),
         ({"output": {"preset": "trl_dpo", "columns": "loss_mask"}}, "output.columns: found 'loss_mask', wanted"),
     ],
 )
 def test_other_configs_are_refused(change: dict[str, Any], message: str) -> None:
-    config = json.loads((ROOT / "configs" / "dpo_conversation.json").read_text())
     with pytest.raises(ConfigError) as caught:
-        bp.PipelineConfig.from_dict({**config, "output": {"columns": "prompt_completion"}, **change})
+        bp.PipelineConfig.from_dict({**DPO, "output": {"columns": "prompt_completion"}, **change})
     assert message in str(caught.value)

@@ -53,22 +53,6 @@ def batch_of(*records: Any, fields: RolloutFields = ALL) -> Batch:
     return from_rollouts(bp.testing.records(records), fields, MAX_ID)
 
 
-def test_columns_by_hand() -> None:
-    batch = finalize_columns(batch_of(GROUP), "drop", {})
-    assert bp.testing.to_rows(batch) == [
-        {
-            "response_ids": [[7, 8, 9], [], [10]],
-            "loss_mask": [[1, 0, 1], [], [1]],
-            "logprobs": [[-0.5, 0, -1.25], [], [-2.0]],
-            "prompt_ids": [5, 6],
-            "rewards": [1, 0, 0.5],
-            "policy_version": [3],
-            "advantages": [0.25, -1, 0],
-            "answer": list("zwölf".encode()),
-        }
-    ]
-
-
 def test_a_record_of_one_response() -> None:
     (row,) = bp.testing.to_rows(batch_of(SINGLE, fields=ONE))
     assert (row["response_ids"], row["loss_mask"], row["logprobs"]) == ([7, 8], [0, 1], [-0.5, -0.25])
@@ -150,6 +134,9 @@ def groups(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+COLUMNS = "advantages answer logprobs loss_mask policy_version prompt_ids response_ids rewards".split()
+
+
 def flat(value: Any) -> list[Any]:
     return [leaf for each in value for leaf in flat(each)] if isinstance(value, list) else [value]
 
@@ -160,6 +147,7 @@ def test_what_goes_in_comes_out(records: list[dict[str, Any]]) -> None:
     batch = finalize_columns(batch_of(*records), "keep", {"loss_mask": "bool"})
     assert outcomes(batch) == [""] * len(records)
     for record, row in zip(records, bp.testing.to_rows(batch), strict=True):
+        assert sorted(row) == COLUMNS
         assert (row["prompt_ids"], row["response_ids"]) == (record["prompt_ids"], record["response_ids"])
         assert row["loss_mask"] == record["loss_mask"]
         assert bytes(row["answer"]).decode() == record["gold"]

@@ -13,30 +13,32 @@ import pyarrow.parquet as pq
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli
 from beam_prep.config import PipelineConfig
-from beam_prep.pipeline import Pipeline, Result
 from beam_prep.reading.records import Record, Records, parse
 from beam_prep.sample import prepare
 from beam_prep.starter import find_shape
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import blocks_of, split_file
-from tests.conftest import ROOT
+from tests.conftest import (
+    ROOT,
+    TOKENIZER_PATH,
+    Command,
+    chat_config,
+    records_of,
+    run_job,
+    says,
+    text_config,
+    write_lines,
+)
+from tests.reference import ours
 from tests.test_configs import CONFIGS, sample
 
-RUNNER = ["--runner=FnApiRunner"]
-TOKENIZER = bp.Tokenizer.load(ROOT / "examples/tokenizer")
-TEXTS: dict[str, Any] = {
-    "input": {"sections": [{"field": "text", "action": "train"}]},
-    "preprocessing": {"min_chars": 0},
-    "output": {"storage_format": "bin"},
-}
-LOOSE: dict[str, Any] = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
+TEXTS = text_config(preprocessing={"min_chars": 0}, output={"storage_format": "bin"})
 KINDS = ("parquet", "arrow", "folder")
 
 
 def rows_of(path: Path) -> pa.Table:
-    return table([json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line])
+    return table(records_of(path))
 
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:
@@ -73,22 +75,15 @@ def blocks(path: str) -> list[Records]:
     return [parse(*block, by_row=".jsonl" not in path) for split in splits for block in blocks_of(split, 1 << 20)]
 
 
-def tokens_of(
-    path: str, given: dict[str, Any] | Path, tokenizer: bp.Tokenizer = TOKENIZER
-) -> tuple[list[Any], list[str]]:
+def tokens_of(path: str, given: dict[str, Any] | Path) -> tuple[list[Any], list[str]]:
     """(the values of each row, what is said of each reject) of an input, without a job."""
     config = PipelineConfig.from_json(given) if isinstance(given, Path) else PipelineConfig.from_dict(given)
     rows, said = [], []
     for block in blocks(path):
-        batch = prepare(block, config, tokenizer)
+        batch = prepare(block, config, ours(TOKENIZER_PATH))
         rows += list(zip(*(batch[name].to_lists() for name in batch.schema), strict=True))
         said += [f"{reason}: {batch.ledger.messages[line]}" for line, reason in bp.testing.rejects(batch)]
     return rows, said
-
-
-def made(given: Any, inputs: Any, output: Path, tokenizer: Any, **options: Any) -> Result:
-    config = given if isinstance(given, Path) else PipelineConfig.from_dict(given)
-    return Pipeline(config, inputs, output, tokenizer, **options).run(RUNNER)
 
 
 # The arguments of `tools` are of several types.
@@ -101,15 +96,13 @@ def test_blocks_of_tables_give_what_the_same_records_give_as_jsonl(name: str, tm
         assert tokens_of(write(rows_of(sample(name)), tmp_path / "x", kind), given) == wanted
 
 
-def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str) -> None:
+def test_rejects_and_drops_name_file_and_row(tmp_path: Path) -> None:
     texts: list[Any] = [f"text {number} " * 400 for number in range(60)]
     texts[7], texts[9] = None, "b" * 9000
     meta = pa.array(["{" if row in (3, 50) else "{}" for row in range(60)], pa.json_())
     path = write(pa.table({"text": texts, "meta": meta}), tmp_path / "x", group=9)
-    options = {"block_bytes": 65536, "max_line_bytes": 8000, **LOOSE}
-    result = made(TEXTS, path, tmp_path / "out", tokenizer_path, **options)
-    assert result.manifest is not None
-    ledger = result.manifest["ledger"]
+    limits = {"max_line_bytes": 8000, "max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
+    ledger = run_job(TEXTS, path, tmp_path / "out", block_bytes=65536, **limits).manifest["ledger"]
     assert (ledger["lines"], ledger["kept"], ledger["dropped"]) == (60, 56, {"empty": 1})
     rejects = list(bp.open(tmp_path / "out").rejects())
     found = [(each["file"], each["line"], each["offset"], each["reason"]) for each in rejects]
@@ -120,33 +113,30 @@ def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str
     assert (drop["file"], drop["line"], drop["offset"]) == (path, 8, 7)
 
 
-def test_commands_read_tables(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    chats = write(rows_of(sample("sft_conversation")), tmp_path / "chats", group=50)
-    words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", tokenizer_path]
-    assert cli.main(["inspect", chats, *words]) == 0
-    assert "chats.parquet, row " in capsys.readouterr().out.replace("\n", "")
+def test_commands_read_tables(tmp_path: Path, command: Command) -> None:
+    rows = records_of(sample("sft_conversation"))[:60]
+    chats = write(rows, tmp_path / "chats", group=25)
+    words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", TOKENIZER_PATH]
+    assert "chats.parquet, row " in command("inspect", chats, *words).replace("\n", "")
     audits, configs = [], []
-    for path in (str(sample("sft_conversation")), chats):
-        assert cli.main(["audit", path, *words, "--json"]) in (0, 1)
-        audits.append(json.loads(capsys.readouterr().out))
+    for path in (write_lines(tmp_path / "chats.jsonl", rows), chats):
+        audits.append(json.loads(command("audit", path, *words, "--json")))
         written = tmp_path / f"{len(audits)}.json"
-        assert cli.main(["init", path, "-o", str(written), "--tokenizer_path", tokenizer_path]) == 0
+        command("init", path, "-o", written, "--tokenizer_path", TOKENIZER_PATH)
         configs.append(written.read_text())
-        capsys.readouterr()
     assert audits[0] == audits[1]
     assert configs[0] == configs[1]
-    made(ROOT / "configs/sft_conversation.json", chats, tmp_path / "out", tokenizer_path)
-    shutil.copy(write(rows_of(sample("sft_conversation"))[:-1], tmp_path / "other"), chats)
-    assert cli.main(["verify", str(tmp_path / "out"), "--inputs"]) == 1
-    assert "chats.parquet: found" in capsys.readouterr().err
+    run_job(ROOT / "configs/sft_conversation.json", chats, tmp_path / "out")
+    shutil.copy(write(rows[:-1], tmp_path / "other"), chats)
+    assert "chats.parquet: found" in command("verify", tmp_path / "out", "--inputs", code=1)
 
 
-def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Path, tokenizer_path: str) -> None:
+def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Path) -> None:
     inputs = [write([{"text": "a"}], tmp_path / "a"), write([{"body": "a", "id": 1}], tmp_path / "b")]
     with pytest.raises(
         bp.errors.InputError, match=r"b\.parquet' has none of the fields .*\('text'\): its columns are 'body', 'id'"
     ):
-        made(TEXTS, inputs, tmp_path / "out", tokenizer_path, cache_dir=str(tmp_path / "token_cache"))
+        run_job(TEXTS, inputs, tmp_path / "out", cache_dir=str(tmp_path / "token_cache"))
     assert not (tmp_path / "token_cache").exists()
 
 
@@ -157,14 +147,8 @@ TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
 )
-CHAT: dict[str, Any] = {
-    "input": {
-        "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
-        "chat_template": TEMPLATE,
-    },
-    "mask": {"assistant": "train"},
-    "output": {"storage_format": "bin"},
-}
+CHAT = chat_config(output={"storage_format": "bin"})
+CHAT["input"]["chat_template"] = TEMPLATE
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -177,14 +161,11 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 def asked(*calls: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"role": "user", "content": "When?"},
-        {"role": "assistant", "content": None, "tool_calls": list(calls)},
-        {"role": "assistant", "content": "At six."},
-    ]
+    called = {"role": "assistant", "content": None, "tool_calls": list(calls)}
+    return [*says(user="When?"), called, *says(assistant="At six.")]
 
 
-TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+TALK = says(user="Hi", assistant="Hello.")
 CALLS: list[Any] = [
     {
         "messages": asked(call("tide", port="Brest", day=1)),
@@ -198,7 +179,7 @@ CALLS: list[Any] = [
 ]
 
 
-def records_of(path: str) -> list[Record]:
+def rows_in(path: str) -> list[Record]:
     return [row for block in blocks(path) for row in block.rows]
 
 
@@ -230,7 +211,7 @@ def test_columns_that_datasets_writes_as_json(way: str, tmp_path: Path) -> None:
         assert "Json" in str(found.features)
         path = str(tmp_path / ("x.parquet" if way == "parquet" else "set"))
         found.to_parquet(path) if way == "parquet" else found.save_to_disk(path)
-        assert without_nulls(records_of(path)) == without_nulls(list(found))
+        assert without_nulls(rows_in(path)) == without_nulls(list(found))
         compared(rows, path, CHAT, tmp_path)
 
 
@@ -263,8 +244,7 @@ def test_an_answer_that_looks_like_json_is_a_text(answer: str, tmp_path: Path) -
     ]
     given = {**CHAT, "input": {**CHAT["input"], "sections": sections}, "mask": {}}
     rows: list[dict[str, Any]] = [{"prompt": answer, "completion": answer}]
-    asked = [{"role": "user", "content": answer}]
-    said = [{"role": "assistant", "content": answer}]
+    asked, said = says(user=answer), says(assistant=answer)
     found = tokens_of(write(rows, tmp_path / "x"), given)
     assert found == tokens_of(write([{"prompt": asked, "completion": said}], tmp_path / "y"), given)
     assert len(found[0]) == 1
@@ -299,13 +279,12 @@ def test_what_holds_no_messages_is_a_reject(tmp_path: Path) -> None:
 NAN = float("nan")
 
 
-def test_nan_in_a_column_that_nothing_reads_is_no_reject(tmp_path: Path, tokenizer_path: str) -> None:
+def test_nan_in_a_column_that_nothing_reads_is_no_reject(tmp_path: Path) -> None:
     columns = {"text": ["a", "NaN", "c"], "score": [NAN, 1.0, -math.inf], "vector": [[1.0, NAN], [], [0.5]]}
     path = write(pa.table(columns), tmp_path / "x")
-    assert [math.isnan(row["score"]) for row in records_of(path)] == [True, False, False]
-    result = made(TEXTS, path, tmp_path / "out", tokenizer_path)
-    assert result.manifest is not None
-    assert (result.manifest["ledger"]["kept"], result.manifest["ledger"]["rejected"]) == (3, {})
+    assert [math.isnan(row["score"]) for row in rows_in(path)] == [True, False, False]
+    rows, rejects = tokens_of(path, TEXTS)
+    assert (len(rows), rejects) == (3, [])
 
 
 READ: dict[str, tuple[Any, dict[str, Any], str, str]] = {
