@@ -1,6 +1,5 @@
 """The configs for whole conversations and for prompts with completions: what each trains in its sample, as text."""
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,8 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from tests.conftest import ROOT
+from tests.conftest import ROOT, records_of
+from tests.test_configs import sample
 
 END = "<|im_end|>"
 COLUMN = re.compile(r"`(\w+)`")
@@ -32,30 +32,23 @@ def sharegpt_answers(record: Record) -> str:
     return "".join(item["value"] + END for item in record["conversations"] if item["from"] == "gpt")
 
 
-# Config -> its sample, the text that a record trains.
-CASES: dict[str, tuple[str, Callable[[Record], str]]] = {
-    "sft_conversation": ("chat", answers),
-    "sft_prompt_completion": ("more/prompt_completion", lambda record: record["completion"] + END),
+# Config -> the text that a record of its sample trains.
+CASES: dict[str, Callable[[Record], str]] = {
+    "sft_conversation": answers,
+    "sft_prompt_completion": lambda record: str(record["completion"]) + END,
     # What follows the prompt is trained, so the line end that the template writes behind the answer too.
-    "sft_last_turn_shifted": ("chat", lambda record: f"{last_answer(record)}\n"),
+    "sft_last_turn_shifted": lambda record: f"{last_answer(record)}\n",
     # The prompt ends in "ASSISTANT:", so the space belongs to the answer.
-    "sft_padded": ("chat", lambda record: f" {last_answer(record)}"),
-    "sharegpt": ("more/sharegpt", sharegpt_answers),
+    "sft_padded": lambda record: f" {last_answer(record)}",
+    "sharegpt": sharegpt_answers,
 }
-SAMPLES = {name: given for name, (given, _) in CASES.items()} | {"sft_packed": "chat", "dpo_conversation": "preference"}
-
-
-def records(name: str) -> list[Record]:
-    path = ROOT / "examples" / "data" / f"{SAMPLES[name]}.jsonl"
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_assistant_says_is_trained_of_every_row(name: str, output: Outputs) -> None:
-    dataset, said = output(name), CASES[name][1]
-    assert [dataset.decode(index, "labels") for index in range(len(dataset))] == [
-        said(record) for record in records(name)
-    ]
+    dataset = output(name)
+    wanted = [CASES[name](record) for record in records_of(sample(name))]
+    assert [dataset.decode(index, "labels") for index in range(len(dataset))] == wanted
     # Nothing cut, every prompt the beginning of its row, no second BOS.
     assert dataset.manifest["counters"] == {}
     for row in dataset if name != "sft_last_turn_shifted" else ():
@@ -72,7 +65,7 @@ def test_packed_rows_hold_every_conversation_once(output: Outputs) -> None:
         assert row["position_ids"].tolist() == [place for length in row["seq_lengths"] for place in range(length)]
         for labels in np.split(row["labels"], np.cumsum(row["seq_lengths"])[:-1]):
             found.append(dataset.tokenizer.decode(labels[labels != -100]))
-    assert sorted(found) == sorted(map(answers, records("sft_packed")))
+    assert sorted(found) == sorted(map(answers, records_of(sample("sft_packed"))))
     assert len(dataset) < len(found) / 10
 
 

@@ -22,8 +22,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_prep
 from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.pipeline import Pipeline
-from tests.conftest import ROOT, checkout
+from tests.conftest import ROOT, Patch, checkout, config_of, run_job
 from tools.config_page import PAGES as TABLES
 from tools.config_page import with_tables
 from tools.words import prose
@@ -115,17 +114,14 @@ def test_each_format_has_a_section() -> None:
 
 
 @pytest.fixture(scope="session")
-def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str, output: Callable[[str], Any]) -> Path:
+def outputs(tmp_path_factory: pytest.TempPathFactory, output: Callable[[str], Any]) -> Path:
     """The outputs that code in the docs reads."""
     folder = tmp_path_factory.mktemp("docs")
     names = {"chat": "sft_conversation", "grpo": "grpo", "rollouts": "grpo_tokens", "rlvr": "rlvr"}
     for name, config in names.items():
         (folder / name).symlink_to(output(config).path)
-    text = json.loads((ROOT / "configs" / "sft_chat.json").read_text())
-    text["output"]["storage_format"] = list(FORMAT_NAMES)
-    source = str(ROOT / "examples" / "data" / "chat.jsonl")
-    job = Pipeline(PipelineConfig.from_dict(text), [source], folder / "all", tokenizer_path)
-    job.run(["--runner=FnApiRunner"])
+    all_formats = config_of("sft_chat", output={"storage_format": list(FORMAT_NAMES)})
+    run_job(all_formats, ROOT / "examples" / "data" / "chat.jsonl", folder / "all")
     return folder
 
 
@@ -136,7 +132,7 @@ def test_json_is_json_and_configs_load(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("python", *OTHERS))
-def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monkeypatch: Patch) -> None:
     for name in block.needs:
         if name in MODULES:
             pytest.importorskip(name)

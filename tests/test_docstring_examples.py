@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from tests.conftest import checkout
+from tests.conftest import Patch, checkout
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -34,9 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", [*bp.__all__, "inspect.picture.picture"])
-def test_the_example_of_a_public_name_gives_what_it_says(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_a_public_name_gives_what_it_says(name: str, folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(folder)
     names = {"beam": beam, "bp": bp, "np": np}
     # The docstring of the name itself comes first, those of its methods and functions follow.

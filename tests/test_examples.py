@@ -12,7 +12,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.formats import FORMATS
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, Capture, Patch, tree
 
 EXAMPLES = ROOT / "examples"
 
@@ -21,7 +21,7 @@ Run = Callable[[str, Path], str]
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def here(monkeypatch: Patch, tmp_path: Path, capsys: Capture) -> Run:
     """Runs a script in this process, in a folder of its own, as `run` does; gives what it prints."""
 
     def _here(script: str, output: Path) -> str:

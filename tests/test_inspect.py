@@ -14,20 +14,18 @@ import pytest
 from rich.text import Text
 
 import beam_prep as bp
-from beam_prep.cli import main
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError
 from beam_prep.hints import shortened
 from beam_prep.inspect.draw import RowText
-from beam_prep.inspect.output import cat, inspect, shown_row
+from beam_prep.inspect.output import inspect, shown_row
 from beam_prep.inspect.row import RowKind, ShownRow
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, config_of, records_of
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, config_of, records_of
 
 pytestmark = pytest.mark.long
 
 Outputs = Callable[[str], Dataset]
-Run = Callable[..., Any]
 MARKED = re.compile("⟦(.*?)⟧", re.DOTALL)
 
 
@@ -117,7 +115,7 @@ def counted(run: Run, preprocessing: dict[str, Any], **output: Any) -> Dataset:
     return bp.open(run(given, rows).output)
 
 
-def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_of_documents_with_labels_shifted(run: Run, command: Command) -> None:
     step = {"packing_strategy": "wrapped", "max_packed_len": 20, "shift": True}
     packed = counted(run, step, position_ids_mode="continuous")
     assert render(packed, 1).plain == (
@@ -128,8 +126,7 @@ def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.Capture
         "── document 2 of 2: 8 tokens, 3 trained (37.5%) ────────────────────────\n"
         "Count to 2.⟦1 2⟧"
     )
-    inspect(packed.path, count=0)
-    assert "fill rate 85.0%\n" in capsys.readouterr().out
+    assert "fill rate 85.0%\n" in command("inspect", packed.path, "--count", 0)
 
 
 IDS, LABELS = Column("input_ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", "input_ids")
@@ -182,13 +179,11 @@ def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset) -> None:
 
 @pytest.mark.parametrize("name", ["bin", "tfrecord"])
 def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_shown(
-    run: Run, capsys: pytest.CaptureFixture[str], name: str
+    run: Run, command: Command, name: str
 ) -> None:
     storage = {"storage_format": name, "max_tokens_per_shard": 2_000}
     output = run(config_of("sft_chat", output=storage), example("chat")).output
-    capsys.readouterr()
-    assert main(["inspect", output]) == 0
-    out = capsys.readouterr().out
+    out = command("inspect", output)
     shown = {int(number): why for number, why in re.findall("━━ record ([0-9]+) · (.*?) · domain", out)}
     assert next(iter(shown)) == 0
     whys = [re.sub(" in bytes| of 16 shards", "", why) for why in shown.values()]
@@ -201,22 +196,19 @@ def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_s
 # cat
 
 
-def test_cat_prints_lists_of_lists_numbers_and_texts(output: Outputs, capsys: pytest.CaptureFixture[str]) -> None:
-    cat(output("grpo").path, count=5)
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_cat_prints_lists_of_lists_numbers_and_texts(output: Outputs, command: Command) -> None:
+    rows = [json.loads(line) for line in command("cat", output("grpo").path, "--count", 5).splitlines()]
     for found, row, record in zip(rows, output("grpo")[:5], records_of(example("rollouts"))[:5], strict=True):
         assert found["responses"] == row["responses"].to_lists()
         assert found["rewards"] == record["rewards"]  # 0.1, not 0.10000000149
-    cat(output("rlvr").path)
-    printed = [json.loads(line)["answer"] for line in capsys.readouterr().out.splitlines()]
+    printed = [json.loads(line)["answer"] for line in command("cat", output("rlvr").path).splitlines()]
     assert printed == [record["answer"] for record in records_of(example("more/rlvr"))]
 
 
-def test_cat_escapes_what_controls_a_terminal(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cat_escapes_what_controls_a_terminal(run: Run, command: Command) -> None:
     text = "a\x9b31m\x7f\u202eb\U000e0041"
     given = config_of("sft_instruction", output={"keep_fields": ["note"]})
-    cat(run(given, [{"prompt": "a", "response": "b", "note": text}]).output)
-    printed = capsys.readouterr().out
+    printed = command("cat", run(given, [{"prompt": "a", "response": "b", "note": text}]).output)
     assert printed.strip().isascii()
     assert json.loads(printed)["note"] == text
 
@@ -237,26 +229,17 @@ def test_stdout_may_have_another_encoding(command: str, chats: Dataset) -> None:
 
 # Before a run
 
-TOKENIZER = ROOT / "examples" / "tokenizer"
-
-
-def _file(tmp_path: Path, *lines: str, name: str = "in.jsonl") -> str:
-    path = tmp_path / name
-    path.write_text("\n".join(lines), "utf-8")
-    return str(path)
-
-
 GOOD = '{"prompt": "Count to 3.", "response": "1 2 3"}'
 INSTRUCTION = str(ROOT / "configs" / "sft_instruction.json")
 
 
-def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = _file(tmp_path, "", '{"prompt": 3, "response": "a"}', GOOD, '{"prompt": "a\u001b[31m', "{}", GOOD, GOOD)
+def test_preview_exactly(tmp_path: Path, command: Command) -> None:
+    source, bad = tmp_path / "in.jsonl", '{"prompt": "a\u001b[31m'
+    source.write_text("\n".join(["", '{"prompt": 3, "response": "a"}', GOOD, bad, "{}", GOOD, GOOD]), "utf-8")
     before = sorted(tmp_path.iterdir())
-    assert main(["inspect", source, "--config", INSTRUCTION, "--tokenizer_path", str(TOKENIZER), "--count", "2"]) == 0
+    printed = command("inspect", source, "--config", INSTRUCTION, "--tokenizer_path", TOKENIZER_PATH, "--count", 2)
     row = "domain __default__ · 11 tokens, 5 trained (45.5%)\nCount to 3.⟦1 2 3⟧\n\n"
-    out = re.sub("(bad_json\n).*\n", "\\1(what the parser says)\n", capsys.readouterr().out)
-    assert out == (
+    assert re.sub("(bad_json\n).*\n", "\\1(what the parser says)\n", printed) == (
         f"{source}: rows, as {INSTRUCTION} makes them; nothing is written\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
         "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them, unless "
@@ -284,12 +267,9 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_names_of_records_in_errors_do_not_control_the_terminal(
-    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_names_of_records_in_errors_do_not_control_the_terminal(run: Run, command: Command) -> None:
     rows = [{**row, "lang": "fr\x1b[31m\x9b"} for row in records_of(example("chat"))[:2]]
     output = run(config_of("sft_chat", output={"domain_key": "lang"}), rows).output
-    assert main(["inspect", output, "--domain", "nope"]) != 0
-    assert "known: fr␛[31m\\x9b" in capsys.readouterr().err
-    assert main(["inspect", "x.jsonl", "-c", "c.json", "--tokenizer_path", "t", "--record", "0"]) == 2
-    assert "--record is for outputs" in capsys.readouterr().err
+    assert "known: fr␛[31m\\x9b" in command("inspect", output, "--domain", "nope", code=2)
+    preview = ("inspect", "x.jsonl", "-c", "c.json", "--tokenizer_path", "t")
+    assert "--record is for outputs" in command(*preview, "--record", "0", code=2)

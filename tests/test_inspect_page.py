@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.cli import main
 from beam_prep.errors import BeamPrepError
 from beam_prep.hints import VISIBLE
 from beam_prep.inspect.draw import Head, write_page
@@ -19,10 +18,7 @@ from beam_prep.inspect.output import inspect
 from beam_prep.inspect.row import LeftOut
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, config_of, records_of, write_lines
-
-TOKENIZER = ROOT / "examples" / "tokenizer"
-Run = Callable[..., Any]
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, config_of, records_of, says, write_lines
 
 
 def examples(name: str, count: int = 20) -> list[dict[str, Any]]:
@@ -69,7 +65,7 @@ def paged(run: Run, tmp_path: Path) -> Callable[..., tuple[Dataset, Page]]:
 
 def previewed(settings: dict[str, Any], records: list[Any], folder: Path, **options: Any) -> Page:
     source = write_lines(folder / "before.jsonl", records)
-    preview(str(source), bp.PipelineConfig.from_dict(settings), TOKENIZER, html=folder / "before.html", **options)
+    preview(str(source), bp.PipelineConfig.from_dict(settings), TOKENIZER_PATH, html=folder / "before.html", **options)
     return Page(folder / "before.html")
 
 
@@ -125,16 +121,8 @@ def test_the_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
     assert "default-src 'none'" in text
 
 
-CHAT = [
-    {"role": role, "content": text}
-    for role, text in (
-        ("system", "Be short, with times first."),
-        ("user", "How long?"),
-        ("assistant", "Nine minutes."),
-        ("user", "And for small ones?"),
-        ("assistant", "Eight minutes."),
-    )
-]
+CHAT = says(system="Be short, with times first.", user="How long?", assistant="Nine minutes.")
+CHAT += says(user="And for small ones?", assistant="Eight minutes.")
 
 
 @pytest.mark.parametrize(
@@ -162,14 +150,11 @@ def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, 
     assert page.head["roles"]
 
 
-def test_only_pages_are_replaced_and_only_when_they_are_whole(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_pages_are_replaced_and_only_when_they_are_whole(run: Run, tmp_path: Path, command: Command) -> None:
     output = run(config_of("sft_conversation"), examples("chat", 2)).output
     page, other = tmp_path / "page.html", tmp_path / "notes.txt"
     other.write_text("mine")
-    assert main(["inspect", output, "--html", str(other)]) == 2
-    assert "is no page of beam-prep inspect" in capsys.readouterr().err
+    assert "is no page of beam-prep inspect" in command("inspect", output, "--html", other, code=2)
     assert other.read_text() == "mine"
     inspect(output, html=page)
     link = tmp_path / "link.html"

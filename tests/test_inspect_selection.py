@@ -18,13 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.cli import main
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.inspect.output import Selection, extremes
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, config_of, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, config_of, run_job, write_lines
 
-TOKENIZER = ROOT / "examples" / "tokenizer"
 INSTRUCTION = ROOT / "configs" / "sft_instruction.json"
 
 
@@ -38,20 +36,17 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     ]
     rows += [{"prompt": 3, "response": "number <b>"}, {"prompt": 4, "response": "x"}, {}, {"prompt": ""}, "text"]
     given = config_of("sft_instruction", output={"domain_key": "domain", "max_tokens_per_shard": 100})
-    limits: dict[str, Any] = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
-    source = write_lines(folder / "in.jsonl", rows)
-    job = bp.Pipeline(bp.PipelineConfig.from_dict(given), source, folder / "out", TOKENIZER, **limits)
-    return bp.open(job.run(["--runner=FnApiRunner"]).output)
+    limits = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
+    return bp.open(run_job(given, write_lines(folder / "in.jsonl", rows), folder / "out", **limits).output)
 
 
 @pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def shown(command: Command, monkeypatch: Patch) -> Callable[..., str]:
     """What the command prints."""
     monkeypatch.setenv("PAGER", "no pager where there is no terminal")
 
     def _shown(*arguments: object) -> str:
-        assert main(["inspect", *map(str, arguments)]) == 0
-        return capsys.readouterr().out
+        return command("inspect", *map(str, arguments))
 
     return _shown
 
@@ -99,7 +94,7 @@ def test_records_left_out_of_an_output(output: Dataset, shown: Callable[..., str
     assert "dropped: 2 empty\n" in text
     # What it says to type works.
     command = text.partition("type: beam-prep inspect ")[2].strip()
-    command = command.replace("CONFIG", str(INSTRUCTION)).replace("TOKENIZER", str(TOKENIZER))
+    command = command.replace("CONFIG", str(INSTRUCTION)).replace("TOKENIZER", str(TOKENIZER_PATH))
     assert shown(*shlex.split(command)).count("· dropped: empty") == 2
 
 
@@ -113,12 +108,9 @@ def test_records_left_out_of_an_output(output: Dataset, shown: Callable[..., str
     ],
 )
 def test_what_excludes_each_other_says_what_to_type(
-    output: Dataset, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    output: Dataset, command: Command, arguments: list[str], message: str
 ) -> None:
-    assert main(["inspect", str(output.path), *arguments]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.out == ""
+    assert message in command("inspect", output.path, *arguments, code=2)  # and prints nothing else
 
 
 def test_every_pair_of_options_is_either_shown_or_refused() -> None:
@@ -156,12 +148,21 @@ def test_ids_stand_before_their_tokens(output: Dataset, shown: Callable[..., str
         assert not re.search(rf"\b{number}\b.*⟦", plain)
 
 
-def _in_terminal(*arguments: object, **environment: str) -> str:
-    """What a command prints in a terminal."""
-    command = [sys.executable, "-m", "beam_prep.cli", "inspect", *map(str, arguments)]
+IN_TERMINAL = """
+import os, sys
+from beam_prep import cli
+for pager, no_color, *words in {runs!r}:
+    os.environ.update(PAGER=pager, NO_COLOR=no_color)
+    assert cli.main(["inspect", *words]) == 0
+    print("END", flush=True)
+"""
+
+
+def _in_terminal(*runs: tuple[str, ...]) -> list[str]:
+    """What commands print in a terminal, one after the other."""
+    command = [sys.executable, "-c", IN_TERMINAL.format(runs=runs)]
     inside, outside = pty.openpty()
-    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "PAGER", "LESS")}
-    settings = clean | {"TERM": "xterm", "COLUMNS": "90"} | environment
+    settings = {**os.environ, "TERM": "xterm", "COLUMNS": "90"}
     with subprocess.Popen(command, stdin=outside, stdout=outside, stderr=outside, env=settings, cwd=ROOT) as process:
         os.close(outside)
         parts = []
@@ -169,19 +170,22 @@ def _in_terminal(*arguments: object, **environment: str) -> str:
             while part := os.read(inside, 65536):
                 parts.append(part)
         os.close(inside)
-    text = b"".join(parts).decode()
+    text = b"".join(parts).decode().replace("\r", "")
     assert process.returncode == 0, text
-    return text
+    return text.split("END\n")
 
 
 def test_a_terminal_gets_a_pager_unless_it_is_told_otherwise(output: Dataset) -> None:
-    pager = "sed s/^/paged:/"
-    paged = _in_terminal(output.path, "--count", 2, PAGER=pager)
+    two = (str(output.path), "--count", "2")
+    paged, none, left_out, plain, left_early, *_ = _in_terminal(
+        ("sed s/^/paged:/", "", *two),
+        ("no-such-pager", "", *two),
+        ("sed s/^/paged:/", "", *two, "--no_pager"),
+        ("", "1", *two),
+        ("head -n 1", "", str(output.path), "--count", "60"),
+    )
     assert "paged:" in paged
     assert "\x1b[1;32m" in paged
-    for arguments, environment in (([], {"PAGER": "no-such-pager"}), (["--no_pager"], {"PAGER": pager})):
-        text = _in_terminal(output.path, "--count", 2, *arguments, **environment)
-        assert text.replace("\r", "") == paged.replace("paged:", "").replace("\r", "")
-    # It may be left early.
-    assert "━━" not in _in_terminal(output.path, "--count", 60, PAGER="head -n 1")
-    assert "⟦" in _in_terminal(output.path, "--count", 2, PAGER="", NO_COLOR="1")
+    assert none == left_out == paged.replace("paged:", "")
+    assert "⟦" in plain
+    assert "━━" not in left_early

@@ -1,5 +1,6 @@
 """`output.keep_fields` and `output.provenance`: ids beside the tokens, and the way back to the line of a row."""
 
+import functools
 import gzip
 import io
 import json
@@ -18,12 +19,11 @@ from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect
 from beam_prep.inspect.row import source_lines
-from tests.conftest import write_lines
+from tests.conftest import Command, Run, run_job, text_config, write_lines
 from tests.test_configs import DIGESTS, digest
 
 HOLD = tuple(name for name in FORMAT_NAMES if name != "megatron")
 ODD = ["", "a\0b", "😀é", "x" * 100_000, '"q"\\', "\u2028", "plain"]
-LOCAL = ["--runner=FnApiRunner"]
 CARRY = {"id": "string", "score": "float64", "turn": "int64"}
 
 
@@ -31,11 +31,8 @@ def config(
     formats: Any = "bin", keep_fields: Any = CARRY, provenance: bool = True, **preprocessing: Any
 ) -> dict[str, Any]:
     output = {"columns": "labels", "storage_format": formats, "keep_fields": keep_fields, "provenance": provenance}
-    return {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"max_seq_len": 16, "min_chars": 1, **preprocessing},
-        "output": {**output, "max_tokens_per_shard": 400},
-    }
+    rules = {"max_seq_len": 16, "min_chars": 1, **preprocessing}
+    return text_config(preprocessing=rules, output={**output, "max_tokens_per_shard": 400})
 
 
 def records(count: int = 120, shift: int = 0) -> list[dict[str, Any]]:
@@ -45,20 +42,28 @@ def records(count: int = 120, shift: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "packed": {"packing_strategy": "bfd"},
+    "wrapped": {"packing_strategy": "wrapped", "max_packed_len": 24},
+    "packed chunks": {"packing_strategy": "bfd", "truncation_mode": "chunk"},
+}
+FORMATS_OF = {"rows": HOLD, "packed": tuple(name for name in HOLD if name != "mds")}
+"""Of the other shapes, one."""
+Outputs = Callable[[str], Path]
+
+
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Callable[[dict[str, Any]], Path]:
-    """The output of a config, of three files of which two are equal; each is made once, and only read."""
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    """The output of a shape, of three files of which two are equal; each is made once, and only read."""
     folder = tmp_path_factory.mktemp("outputs")
     files = [write_lines(folder / "a.jsonl", records()), write_lines(folder / "b.jsonl", records(30, 7))]
     files.append(Path(shutil.copy(files[0], folder / "c.jsonl")))
-    made: dict[str, Path] = {}
 
-    def output(given: dict[str, Any]) -> Path:
-        key = json.dumps(given)
-        if key not in made:
-            made[key] = folder / str(len(made))
-            bp.Pipeline(bp.PipelineConfig.from_dict(given), [*map(str, files)], made[key], tokenizer_path).run(LOCAL)
-        return made[key]
+    @functools.cache
+    def output(shape: str) -> Path:
+        given = config([*FORMATS_OF.get(shape, ["bin"])], **SHAPES[shape])
+        return Path(run_job(given, files, folder / shape).output)
 
     return output
 
@@ -75,21 +80,9 @@ def documents(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "rows": {},
-    "packed": {"packing_strategy": "bfd"},
-    "wrapped": {"packing_strategy": "wrapped", "max_packed_len": 24},
-    "packed chunks": {"packing_strategy": "bfd", "truncation_mode": "chunk"},
-}
-
-
-def formats_of(shape: str) -> list[str]:
-    return [name for name in HOLD if shape == "rows" or name != "mds"]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_row_leads_back_to_its_line(outputs: Callable[..., Path], shape: str) -> None:
-    out = outputs(config(formats_of(shape) if shape in ("rows", "packed") else "bin", **SHAPES[shape]))
+def test_each_row_leads_back_to_its_line(outputs: Outputs, shape: str) -> None:
+    out = outputs(shape)
     bp.open(out).verify()
     inputs = [Path(each["path"]).read_bytes() for each in bp.open(out).manifest["inputs"]]
     for each in documents(out):
@@ -99,13 +92,14 @@ def test_each_row_leads_back_to_its_line(outputs: Callable[..., Path], shape: st
     assert len(found) == 270  # each record of each file, those of equal blocks too
 
 
-@pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_all_formats_hold_the_same(outputs: Callable[..., Path], shape: str) -> None:
-    out = outputs(config(formats_of(shape), **SHAPES[shape]))
+@pytest.mark.parametrize("shape", FORMATS_OF)
+def test_all_formats_hold_the_same_and_the_bytes_are_those_of_earlier_versions(outputs: Outputs, shape: str) -> None:
+    out = outputs(shape)
+    assert digest(out) == json.loads(DIGESTS.read_text())[f"carried, {shape}"]
     ds, found = bp.open(out), out / "__default__"
     count = len(ds.manifest["shards"])
     assert count > 1
-    for name in formats_of(shape):
+    for name in FORMATS_OF[shape]:
         readers = [FORMATS[name].read(found, ds.schema, number, count) for number in range(count)]
         rows = [reader.row(index) for reader in readers for index in range(len(reader))]
         for row, wanted in zip(rows, ds, strict=True):
@@ -114,17 +108,11 @@ def test_all_formats_hold_the_same(outputs: Callable[..., Path], shape: str) -> 
             assert np.atleast_1d(row["turn"]).tolist() == np.atleast_1d(wanted["turn"]).tolist(), name
 
 
-@pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_the_bytes_are_those_of_earlier_versions(outputs: Callable[..., Path], shape: str) -> None:
-    out = outputs(config(formats_of(shape), **SHAPES[shape]))
-    assert digest(out) == json.loads(DIGESTS.read_text())[f"carried, {shape}"]
-
-
-@pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_readers_of_others_find_strings_and_numbers(outputs: Callable[..., Path], shape: str) -> None:
+@pytest.mark.parametrize("shape", FORMATS_OF)
+def test_readers_of_others_find_strings_and_numbers(outputs: Outputs, shape: str) -> None:
     datasets = pytest.importorskip("datasets")
     parquet = pytest.importorskip("pyarrow.parquet")
-    out = outputs(config(formats_of(shape), **SHAPES[shape]))
+    out = outputs(shape)
     wanted = [{name: np.asarray(row[name]).tolist() for name in (*CARRY, "file", "offset")} for row in bp.open(out)]
     found = datasets.load_from_disk(str(out / "__default__")).select_columns([*CARRY, "file", "offset"])
     assert list(found) == wanted
@@ -132,9 +120,9 @@ def test_readers_of_others_find_strings_and_numbers(outputs: Callable[..., Path]
     assert table.to_pylist() == wanted
 
 
-def test_tensorflow_parses_strings_by_features_json(outputs: Callable[..., Path]) -> None:
+def test_tensorflow_parses_strings_by_features_json(outputs: Outputs) -> None:
     tf = pytest.importorskip("tensorflow")
-    out = outputs(config(formats_of("packed"), **SHAPES["packed"]))
+    out = outputs("packed")
     spec = {
         key: tf.io.RaggedFeature(tf.as_dtype(each["type"]), value_key=key, row_splits_dtype=tf.int64)
         for key, each in json.loads((out / "features.json").read_text()).items()
@@ -149,7 +137,7 @@ def test_tensorflow_parses_strings_by_features_json(outputs: Callable[..., Path]
     assert (first["id"].dtype, first["id"].shape.rank) == (tf.string, 1)
 
 
-def test_a_value_that_cannot_be_carried_is_a_reject(run: Callable[..., Any]) -> None:
+def test_a_value_that_cannot_be_carried_is_a_reject(run: Run) -> None:
     rows = [{"text": "a", "id": "x", "n": 1}, {"text": "d", "id": {}, "n": 1}, {"text": "e", "n": 2}, {"text": "f"}]
     ds = bp.open(run(config(keep_fields={"id": "string", "n": "int32"}), rows, max_reject_rate=1.0).output)
     assert [(row["id"], row["n"]) for row in ds] == [("x", 1), ("", 2)]
@@ -176,7 +164,7 @@ TWO_SOURCES = {
     ],
     ids=["rollouts", "lists"],
 )
-def test_every_kind_of_input_carries_its_ids(run: Callable[..., Any], given: Any, record: dict[str, Any]) -> None:
+def test_every_kind_of_input_carries_its_ids(run: Run, given: Any, record: dict[str, Any]) -> None:
     rows = [{**record, "uid": f"u{n}", "n": n} for n in range(5)]
     output = {"keep_fields": {"uid": "string", "n": "int32"}, "provenance": True, "storage_format": list(HOLD)}
     whole = {"input": given, "preprocessing": {"min_chars": 1, "truncation_mode": "drop"}, "output": output}
@@ -186,8 +174,8 @@ def test_every_kind_of_input_carries_its_ids(run: Callable[..., Any], given: Any
     assert [json.loads(source_lines(ds, index)[0].text) for index in range(5)] == rows
 
 
-def test_batches_have_strings_as_lists(outputs: Callable[..., Path]) -> None:
-    ds = bp.open(outputs(config(formats_of("rows"))))
+def test_batches_have_strings_as_lists(outputs: Outputs) -> None:
+    ds = bp.open(outputs("rows"))
     for rows in ([ds[0], ds[5]], ds[[0, 5]]):
         batch = bp.collate(ds, pad_id=0)(rows)
         assert batch["id"] == [ds[0]["id"], ds[5]["id"]]
@@ -201,9 +189,7 @@ def test_batches_have_strings_as_lists(outputs: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("ending", [".jsonl.gz", ".json"])
-def test_the_line_of_a_row_is_printed(
-    run: Callable[..., Any], tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_of_a_row_is_printed(run: Run, tmp_path: Path, ending: str, command: Command) -> None:
     rows = records(40)
     path = tmp_path / f"in{ending}"
     if ending == ".json":
@@ -215,21 +201,20 @@ def test_the_line_of_a_row_is_printed(
     for index in (0, 1, 39):
         (line,) = source_lines(ds, index)
         assert json.loads(line.text)["id"] == ds[index]["id"] == rows[index]["id"]
-    inspect(ds.path, record=39, source=True)
-    printed = capsys.readouterr().out
+    printed = command("inspect", ds.path, "--record", 39, "--source")
     assert f"record 39 · {path} (byte offset {ds[39]['offset']})" in printed
     assert '"turn": 42880953483264' in printed
 
 
-def test_the_lines_of_all_documents_of_a_packed_row_are_found(outputs: Callable[..., Path]) -> None:
-    ds = bp.open(outputs(config(formats_of("packed"), packing_strategy="bfd")))
+def test_the_lines_of_all_documents_of_a_packed_row_are_found(outputs: Outputs) -> None:
+    ds = bp.open(outputs("packed"))
     index = max(range(len(ds)), key=lambda number: len(ds[number]["id"]))
     lines = source_lines(ds, index)
     assert len(lines) > 1
     assert [json.loads(line.text)["id"] for line in lines] == ds[index]["id"]
 
 
-def test_why_a_line_is_not_found(run: Callable[..., Any], outputs: Callable[..., Path]) -> None:
+def test_why_a_line_is_not_found(run: Run) -> None:
     ds = bp.open(run(config(), records(10)).output)
     path = Path(ds.manifest["inputs"][0]["path"])
     content = path.read_bytes()
@@ -244,7 +229,7 @@ def test_why_a_line_is_not_found(run: Callable[..., Any], outputs: Callable[...,
     with pytest.raises(BeamPrepError, match="type: --record N --source"):
         inspect(ds.path, source=True)
     with pytest.raises(BeamPrepError, match="put provenance: true into `output`"):
-        source_lines(bp.open(outputs(config(keep_fields={}, provenance=False))), 0)
+        source_lines(bp.open(run(config(keep_fields={}, provenance=False), records(10), "plain").output), 0)
 
 
 def test_a_format_refuses_what_it_cannot_hold() -> None:

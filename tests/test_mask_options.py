@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.data.schema import PART_KINDS
 from beam_prep.errors import ConfigError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, chat_config, says
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
 CALLS = (
@@ -41,21 +41,12 @@ MARKED = (
 PLAIN = HEADER + "{{- m.content }}" + END_OF_LOOP  # knows no reasoning: it is in the content, if anywhere
 CALL = {"type": "function", "function": {"name": "far", "arguments": {"to": "Rome"}}}
 WRITTEN = '\n<tool_call>\n{"name": "far", "arguments": {"to": "Rome"}}\n</tool_call>'
-CHAT: list[dict[str, Any]] = [
-    {"role": "user", "content": "How far?"},
-    {"role": "assistant", "content": "Two miles.", "reasoning_content": "One and one."},
-    {"role": "user", "content": "And Rome?"},
-    {"role": "assistant", "content": "I ask", "reasoning_content": "A call.", "tool_calls": [CALL]},
-    {"role": "tool", "content": "900 miles"},
-    {"role": "assistant", "content": "900 miles."},
-]
-INLINE: list[dict[str, Any]] = [
-    {"role": "user", "content": "How far?"},
-    {"role": "assistant", "content": "<think>\nOne and one.\n</think>\n\nTwo miles."},
-    {"role": "user", "content": "And Rome?"},
-    {"role": "assistant", "content": "Far.\n</think>\n\n900 miles."},
-]
-SILENT = {"role": "assistant", "content": ""}
+CHAT = says(user="How far?", assistant="Two miles.") + says(user="And Rome?", assistant="I ask", tool="900 miles")
+CHAT += says(assistant="900 miles.")
+CHAT[1]["reasoning_content"] = "One and one."
+CHAT[3] |= {"reasoning_content": "A call.", "tool_calls": [CALL]}
+INLINE = says(user="How far?", assistant="<think>\nOne and one.\n</think>\n\nTwo miles.")
+INLINE += says(user="And Rome?", assistant="Far.\n</think>\n\n900 miles.")
 THOUGHT, ASKED = "<think>\nOne and one.\n</think>\n\n", "<think>\nA call.\n</think>\n\n"
 END = "<|im_end|>"
 
@@ -200,9 +191,8 @@ def test_calls_directly_behind_reasoning_within_a_content_are_masked(written: st
 
 def test_an_answer_that_is_not_written_is_the_last_all_the_same() -> None:
     options = bp.MaskOptions(reasoning="mask")
-    batch = segments_of(
-        PLAIN.replace("in messages", "in messages if m.content"), [*CHAT[:2], *INLINE[2:3], SILENT], options
-    )
+    silent = [*CHAT[:2], *INLINE[2:3], *says(assistant="")]
+    batch = segments_of(PLAIN.replace("in messages", "in messages if m.content"), silent, options)
     assert not bp.BuildMask({"assistant": "last"}, options=options).step()(batch)["mask"].flat.any()
 
 
@@ -253,7 +243,5 @@ def test_reasoning_that_is_written_in_the_turn_of_another_message_rejects_the_re
 
 
 def test_options_work_only_where_the_template_renders_conversations() -> None:
-    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text()) | {"mask_options": {}}
-    config["input"]["sections"] = [{"field": "messages", "action": "$role", "template": True}]
     with pytest.raises(ConfigError, match="mask_options: found an object; it works only with template: 'conversation'"):
-        bp.PipelineConfig.from_dict(config)
+        bp.PipelineConfig.from_dict(chat_config(True, mask_options={}))

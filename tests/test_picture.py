@@ -1,7 +1,6 @@
 """Pictures of rows: they show every token, mark what is trained in two ways, and are those in the docs."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,19 +15,11 @@ import beam_prep as bp
 from beam_prep.hints import VISIBLE
 from beam_prep.inspect.picture import LIGHT, lines_of, picture
 from beam_prep.inspect.row import RowKind, ShownRow
-from tests.conftest import ROOT
+from tests.conftest import TOKENIZER_PATH, Run, chat_config, says
+from tests.reference import ours
 from tools import notebook, pictures
 
 SVG = "{http://www.w3.org/2000/svg}"
-CHAT = {
-    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-    "mask": {"assistant": "train"},
-}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> bp.Tokenizer:
-    return bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
 
 
 def texts_of(svg: str, trained: bool | None = None) -> list[str]:
@@ -63,9 +54,8 @@ def test_the_notebook_holds_what_its_cells_give(tmp_path: Path) -> None:
     drawn=st.randoms(use_true_random=False),
     columns=st.integers(8, 40),
 )
-def test_lines_hold_every_character_and_what_is_trained(
-    tokenizer: bp.Tokenizer, text: str, drawn: Any, columns: int
-) -> None:
+def test_lines_hold_every_character_and_what_is_trained(text: str, drawn: Any, columns: int) -> None:
+    tokenizer = ours(TOKENIZER_PATH)
     ids = tokenizer.encode([text], add_special_tokens=False).flat
     trained = np.array([drawn.random() < 0.5 for _ in ids], bool)
     columns_of_row = (bp.Column("ids", "int32", 1, "ids"), bp.Column("mask", "bool", 1, "mask", of="ids"))
@@ -85,14 +75,14 @@ def test_lines_hold_every_character_and_what_is_trained(
         assert "".join(runs.replace("↵", "").split()) == "".join(expected.translate(VISIBLE).split())
 
 
-def test_texts_of_the_data_cannot_break_the_picture(run: Callable[..., Any]) -> None:
+def test_texts_of_the_data_cannot_break_the_picture(run: Run) -> None:
     odd = "</text><script>alert(1)</script> & \x00\x1b[31m \u202e \ufffe \t <|im_end|> ]]>"
-    messages = [{"role": "user", "content": odd}, {"role": "assistant", "content": f"{odd}\n\n"}]
-    svg = picture(bp.open(run(CHAT, [{"messages": messages}]).output), 0)
+    messages = says(user=odd, assistant=f"{odd}\n\n")
+    svg = picture(bp.open(run(chat_config(), [{"messages": messages}]).output), 0)
     assert [each.tag for each in ElementTree.fromstring(svg).iter() if "script" in each.tag] == []
     assert "<script>alert(1)</script>" in "".join(texts_of(svg, trained=True))
-    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
-    svg = picture(bp.open(run(CHAT, [{"messages": messages}], name="plain").output), 0)
+    messages = says(user="Why?", assistant="Because.")
+    svg = picture(bp.open(run(chat_config(), [{"messages": messages}], name="plain").output), 0)
     assert texts_of(svg, trained=True) == ["Because.", "<|im_end|>", "trained"]  # the last is the legend's
     shapes = [each.get("fill") for each in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
     assert (shapes.count(LIGHT["marker"]), shapes.count(LIGHT["trained"])) == (2, 1)

@@ -3,11 +3,9 @@
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
-import pytest
-
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Patch
 from tests.reference import ours
 
 SEEN_BY_BLOCKS = {
@@ -43,7 +41,7 @@ def test_of_every_field_it_is_decided_whether_blocks_depend_on_it() -> None:
     assert decided == sorted(known)  # none twice, none that is no field
 
 
-def test_blocks_that_other_versions_of_libraries_made_have_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_other_versions_of_libraries_made_have_other_names(monkeypatch: Patch) -> None:
     config = PipelineConfig.from_json(ROOT / "configs" / "pretrain.json")
     version = importlib.metadata.version
 

@@ -1,7 +1,6 @@
 """What is trained is said: roles, drops, cuts; a failure says what was found and what was asked for; `report.html`:
 the numbers of the manifest, rows with their mask; no texts if none are wanted, nothing that data could make of it."""
 
-import copy
 import html
 import json
 import re
@@ -13,30 +12,22 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from beam_prep.cli import main
-from beam_prep.config import PipelineConfig
 from beam_prep.errors import RunError
-from beam_prep.preview import preview
 from beam_prep.shards.receipts import BORDERS, histogram, quantile
 from beam_prep.shards.report import ConfigView, lines, role_warnings, warnings
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Log, Run, config_of, records_of, run_of, says
 
-Run = Callable[..., Any]
-CHATS = [json.loads(line) for line in (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines()]
-CONFIGS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "configs").glob("*.json")}
+CHATS = records_of(ROOT / "examples/data/chat.jsonl")
 
 
-def config(name: str, **parts: dict[str, Any]) -> dict[str, Any]:
-    """A config of the project with other values in some parts."""
-    made = copy.deepcopy(CONFIGS[name])
-    for part, values in parts.items():
-        made[part] = values if part == "mask" else {**made.get(part, {}), **values}
-    return made
+def config(name: str, mask: Any = None, **parts: dict[str, Any]) -> dict[str, Any]:
+    """A config of the project with another mask, and with other values in some parts."""
+    return config_of(name, **parts) | ({} if mask is None else {"mask": mask})
 
 
 def told(output: Path | str) -> list[str]:
     """The warnings in a `run.json`, but for those that its start gave."""
-    found: list[str] = json.loads(Path(output, "run.json").read_text())["warnings"]
+    found: list[str] = run_of(output)["warnings"]
     return [warning for warning in found if not re.search(r": in \d+ records?, ", warning)]
 
 
@@ -68,14 +59,14 @@ def test_roles_survive_the_reuse_of_blocks_and_end_where_max_items_ends(run: Run
     settings = config("sft_chat", preprocessing={"max_items": 150})
     run(config("sft_chat"), rows, "whole", **options)
     few = run(settings, rows, "few", **options)
-    assert json.loads(Path(few.output, "run.json").read_text())["blocks_reused"] > 1
+    assert run_of(few.output)["blocks_reused"] > 1
     ledger = few.manifest["ledger"]
     seen = rows[: ledger["lines"] - ledger["not_read"]]
     for role, counts in few.manifest["roles"].items():
         assert counts["messages"] == sum(m["role"] == role for chat in seen for m in chat["messages"])
 
 
-def test_a_role_of_the_mask_that_no_message_has_is_warned_of(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_role_of_the_mask_that_no_message_has_is_warned_of(run: Run, caplog: Log) -> None:
     result = run(config("sft_chat", mask={"asistant": "train", "user": "train"}), CHATS)
     assert told(result.output) == [
         "`mask` names the role 'asistant' (train), which no message has: did you mean 'assistant'?; found: 'assistant' "
@@ -161,7 +152,6 @@ def test_drops_that_the_config_asks_for_do_not_count(run: Run) -> None:
 # Failures say what was found
 
 
-WRONG_ROLES = [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]
 TEXT = {"text": "one two three " * 20}
 
 
@@ -170,13 +160,13 @@ TEXT = {"text": "one two three " * 20}
     [
         (
             config("sft_chat"),
-            {"messages": WRONG_ROLES},
+            {"messages": says(human="a", gpt="b")},
             "nothing is kept of 5 records (5 rows_without_loss): no token of any record is trained",
             "`mask` names the role 'assistant' (train), which no message has; found: 'gpt' (5 messages), 'human' (5 ",
         ),
         (
             config("sft_chat"),
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]},
+            {"messages": [*says(user="a"), {"role": "assistant", "content": "b", "weight": 0}]},
             "nothing is kept of 5 records (5 rows_without_loss): no token of any record is trained",
             "'messages': untrained by `mask`, by an action, by `train` or `weight` of its messages, or by a cut",
         ),
@@ -212,9 +202,7 @@ TEXT = {"text": "one two three " * 20}
         ),
     ],
 )
-def test_an_output_of_nothing_says_what_was_found_and_asked_for(
-    run: Run, settings: dict[str, Any], record: dict[str, Any], start: str, words: str
-) -> None:
+def test_an_output_of_nothing_says_what_was_found(run: Run, settings: Any, record: Any, start: str, words: str) -> None:
     problem = failing(run, settings, [record] * 5)
     assert problem.startswith(start)
     assert words in problem
@@ -244,11 +232,12 @@ def test_tokens_that_are_cut_off_are_a_share_and_above_5_percent_a_warning(run: 
 # Before a run
 
 
-def test_a_preview_warns_as_the_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Run) -> None:
+def test_a_preview_warns_as_the_run_does(tmp_path: Path, command: Command, run: Run) -> None:
     settings = config("sft_chat", mask={"asistant": "train", "user": "train"}, preprocessing={"max_seq_len": 90})
     result = run(settings, CHATS, max_no_loss_rate=1)
-    preview(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(settings), str(ROOT / "examples/tokenizer"))
-    out = capsys.readouterr().out
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    words = ("-c", tmp_path / "config.json", "--tokenizer_path", TOKENIZER_PATH, "--no_pager")
+    out = command("inspect", tmp_path / "input.jsonl", *words)
     assert len(told(result.output)) == 3
     for warning in told(result.output):
         assert f"warning: {warning}\n" in out
@@ -275,11 +264,6 @@ def text_of(path: Path) -> str:
     return html.unescape(re.sub(r"<style.*?</style>|<[^>]*>", "", page, flags=re.DOTALL))
 
 
-def run_of(result: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(result.output, "run.json").read_text())
-    return found
-
-
 def test_the_page_has_the_numbers_of_the_manifest_and_needs_nothing_else(run: Run) -> None:
     records = [{**chat, "topic": str(place % 3)} for place, chat in enumerate(CHATS)]
     result = run(config("sft_chat", output={"domain_key": "topic"}), records)
@@ -300,13 +284,13 @@ def test_lengths_are_those_of_the_rows_before_and_after_they_were_cut(run: Run) 
         run(config("sft_chat", preprocessing={"max_seq_len": length}), CHATS, name=str(length), max_no_loss_rate=1.0)
         for length in (64, 100_000)
     )
-    found = run_of(short)["report"]["lengths"]
+    found = run_of(short.output)["report"]["lengths"]
     rows, whole = (bp.open(each.output) for each in (short, long))
     assert found["kept"] == list(histogram(np.array([len(row["sequence"]) for row in rows])))
     known = histogram(np.array([len(row["sequence"]) for row in whole]))
     left_out = len(whole) - len(rows)  # nothing is left to train on
     assert sum(found["uncut"]) == sum(known) - left_out
-    assert run_of(long)["report"]["lengths"]["uncut"] == list(known)
+    assert run_of(long.output)["report"]["lengths"]["uncut"] == list(known)
 
 
 def test_classes_of_lengths_bound_their_quantiles() -> None:
@@ -327,7 +311,7 @@ def test_the_first_records_that_were_left_out_are_listed_with_their_place(run: R
     for place in range(20, 45):
         lines[place] = json.dumps({"messages": [], "number": place}).encode()
     result = run(config("sft_chat"), b"\n".join(lines) + b"\n", max_reject_rate=1.0, max_no_loss_rate=1.0)
-    report = run_of(result)["report"]
+    report = run_of(result.output)["report"]
     source = (tmp_path / "input.jsonl").read_bytes()
     assert [entry["line"] for entry in report["rejected"]] == [4, 8]
     assert [entry["line"] for entry in report["dropped"]] == list(range(21, 41))
@@ -345,23 +329,23 @@ def test_a_drawn_row_is_said_to_be_cut_if_and_only_if_it_is(run: Run, responses:
     row = {"prompt_ids": [5, 6], "response_ids": [[7] * size for size in responses], "rewards": [1.0] * len(responses)}
     row["loss_mask"] = [[1] * size for size in responses]
     config = {"input": {"rollouts": {name: name for name in row}}, "preprocessing": {"truncation_mode": "drop"}}
-    assert [sample["cut"] for sample in run_of(run(config, [row]))["report"]["samples"]] == [cut]
+    assert [sample["cut"] for sample in run_of(run(config, [row]).output)["report"]["samples"]] == [cut]
 
 
 def test_without_reject_text_nothing_of_a_record_is_in_the_report(run: Run) -> None:
     records = [*CHATS, {"messages": [], "secret": "SECRET"}, {"messages": "SECRET"}]
-    records[5] = {"messages": [{"role": "user", "content": "SECRET"}, {"role": "assistant", "content": "SECRET"}]}
+    records[5] = {"messages": says(user="SECRET", assistant="SECRET")}
     closed = run(config("sft_chat"), records, max_reject_chars=0, max_reject_rate=1.0)
     assert "SECRET" not in Path(closed.output, "report.html").read_text()
     assert "SECRET" not in Path(closed.output, "run.json").read_text()
-    assert run_of(closed)["report"]["samples"] == []
-    assert [entry["line"] for entry in run_of(closed)["report"]["dropped"]] == [261]
+    assert run_of(closed.output)["report"]["samples"] == []
+    assert [entry["line"] for entry in run_of(closed.output)["report"]["dropped"]] == [261]
 
 
 def test_what_is_trained_is_marked_and_data_stays_text(run: Run) -> None:
     answer = "</div><script>alert(1)</script> \u202e \x1b[31m <!-- {{ 1 + 1 }}"
-    records = [{"messages": [{"role": "user", "content": "<b>q"}, {"role": "assistant", "content": answer}]}] * 3
-    result = run(config("sft_chat"), [{**each, "id": place} for place, each in enumerate(records)])
+    records = [{"messages": says(user="<b>q", assistant=answer), "id": place} for place in range(3)]
+    result = run(config("sft_chat"), records)
     path = Path(result.output, "report.html")
     assert "<b>q" in text_of(path)
     text = path.read_text("utf-8")
@@ -372,31 +356,28 @@ def test_what_is_trained_is_marked_and_data_stays_text(run: Run) -> None:
     assert not any("<b>q" in part for part in marked)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.json")))
 def test_every_config_of_the_project_has_a_page(output: Callable[[str], Any], name: str) -> None:
     made = output(name)
     made.verify()
     assert f"{made.manifest['totals']['rows']:,}" in text_of(made.path / "report.html")
-    report = json.loads((made.path / "run.json").read_text())["report"]
+    report = run_of(made.path)["report"]
     assert len(report["samples"]) == min(6, made.manifest["ledger"]["kept"])
 
 
-def test_the_page_can_be_made_again_and_verify_does_not_mind(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_can_be_made_again_and_verify_does_not_mind(run: Run, tmp_path: Path, command: Command) -> None:
     result = run(config("sft_chat"), CHATS)
     path = Path(result.output, "report.html")
     before = path.read_bytes()
     path.unlink()
-    assert main(["verify", result.output]) == 0
+    command("verify", result.output)
     link = tmp_path / "link.html"
     link.symlink_to(tmp_path / "other.html")
-    assert main(["report", result.output, "-o", str(link)]) == 0
+    assert "open it in a browser" in command("report", result.output, "-o", link)
     (mine := tmp_path / "mine.txt").write_text("Mine.")
-    assert main(["report", result.output, "-o", str(mine)]) == 2  # only a report is replaced
+    command("report", result.output, "-o", mine, code=2)  # only a report is replaced
     assert mine.read_text() == "Mine."
     assert (tmp_path / "other.html").read_bytes() == before
-    assert main(["report", result.output]) == 0
+    assert "open it in a browser" in command("report", result.output)
     assert path.read_bytes() == before
-    assert main(["verify", result.output]) == 0
-    assert capsys.readouterr().out.count("open it in a browser") == 2
+    command("verify", result.output)
