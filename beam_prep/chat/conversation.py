@@ -373,7 +373,9 @@ def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions
 
 CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 
-_INLINE_END, _BLANKS, _WORD = re.compile(r"</think>\n*"), re.compile(r"\s*"), re.compile(r"\w")
+_INLINE_END = re.compile(r"</think>\n*")
+_BLANKS = re.compile(r"\s*")
+_WORD = re.compile(r"\w")
 
 
 class KindSpan(NamedTuple):

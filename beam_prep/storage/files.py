@@ -134,7 +134,8 @@ def _check_folders(pattern: str) -> None:
     _check_folders(above)
     folder = os.path.join(above, "**" if name == "**" else "", "")
     rights = os.R_OK | os.X_OK if glob.has_magic(name) else os.X_OK
-    for path in glob.glob(folder, recursive=True) if glob.has_magic(folder) else [above]:
+    folders = glob.glob(folder, recursive=True) if glob.has_magic(folder) else [above]
+    for path in folders:
         is_data = os.path.basename(path.rstrip("/")) != "lost+found"  # the file system's own
         if is_data and os.path.isdir(path) and not os.access(path, rights):
             raise InputError(
