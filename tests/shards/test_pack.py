@@ -110,11 +110,6 @@ class TestPlan:
             "tokens_cut": sum(lengths) - tokens,
         }
 
-    def test_without_tokens_there_are_no_packs(self) -> None:
-        plan = plan_packs(np.array([0, 0, 0]), "bfd", 8)
-        packed = pack_columns({"ids": rows_of([0, 0, 0])}, plan, "doc_reset")
-        assert {name: len(rows) for name, rows in packed.items()} == {"ids": 0, "seq_lens": 0, "position_ids": 0}
-
     def test_a_huge_capacity_costs_nothing(self) -> None:
         assert len(plan_packs(np.full(2000, 3), "bfd", 2**31 - 1)) == 1
 
@@ -172,15 +167,6 @@ class TestColumns:
     def test_columns_that_cannot_be_packed(self, rows: Ragged) -> None:
         with pytest.raises(ValueError, match="column 'ids' does not have one value a token"):
             pack_columns({"ids": rows}, plan_packs(np.array([3, 2]), "bfd", 8))
-
-
-class TestStats:
-    def test_groups_add_up(self) -> None:
-        groups = [np.array([3, 0, 9]), np.array([], np.int64), np.array([8, 1])]
-        total = Counter[str]()
-        for group in groups:
-            total.update(plan_packs(group, "bfd", 8).stats)
-        assert total == Counter(rows=5, rows_empty=1, rows_cut=1, packs=4, tokens=20, tokens_cut=1)
 
 
 # Outputs of others

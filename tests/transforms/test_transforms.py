@@ -1,9 +1,8 @@
-"""Each transform alone, as a function on a block; two in a pipeline."""
+"""Transforms that follow each other, as functions on a block and in a pipeline."""
 
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 import pytest
 from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
@@ -11,7 +10,6 @@ from apache_beam.typehints import TypeCheckError
 
 import beam_prep as bp
 from beam_prep.reading.records import Records
-from beam_prep.tokens.batch import Segments
 from tests.conftest import ROOT
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
@@ -24,53 +22,15 @@ ANSWER = TOKENIZER.encode(["Yes.<|im_end|>"], False).flat.tolist()
 TRAINED = [0] * (len(IDS) - len(ANSWER) - 1) + [1] * len(ANSWER) + [0]
 
 
-def masked() -> tuple[Any, ...]:
-    return bp.ApplyTemplate([OUTPUT], TOKENIZER), bp.Tokenize(TOKENIZER), bp.BuildMask({"assistant": "train"})
-
-
-def is_long(record: dict[str, Any]) -> bool | str:
-    return "no text" if "text" not in record else len(record["text"]) > 2
-
-
-def shouted(record: dict[str, Any]) -> dict[str, Any]:
-    return {"text": record["text"].upper()}
-
-
-def first_message(segments: Segments) -> np.ndarray:
-    return segments.turn == 0
-
-
-HEADER, SAID = (len(TOKENIZER.encode([text], False).flat) for text in ("<|im_start|>user\n", "Hi<|im_end|>"))
-QUESTION = [0] * HEADER + [1] * SAID + [0] * (len(IDS) - HEADER - SAID)
-LABELS = [token if mask else -100 for token, mask in zip(IDS, TRAINED, strict=True)]
-FILL = 32 - len(IDS)
-PADDED = {"sequence": IDS + [3] * FILL, "loss_mask": TRAINED + [0] * FILL}
-TEXTS: list[Any] = [{"text": "a"}, {"text": "b" * 80}, CHAT]
-CASES: dict[str, tuple[list[Any], tuple[Any, ...], list[Any]]] = {
-    "FilterByChars": (TEXTS, (bp.FilterByChars(min_chars=50),), TEXTS[1:]),
-    "FilterRecords": (TEXTS, (bp.FilterRecords(is_long),), [TEXTS[1]]),
-    "MapRecords": (TEXTS[:1], (bp.MapRecords(shouted),), [{"text": "A"}]),
-    "ApplyTemplate": ([CHAT], masked()[:1], [{"sequence": [TEXT]}]),
-    "Tokenize, BuildMask": ([CHAT], masked(), [{"sequence": IDS, "loss_mask": TRAINED}]),
-    "BuildMask of a user": (
-        [CHAT],
-        (*masked()[:2], bp.BuildMask(first_message)),
-        [{"sequence": IDS, "loss_mask": QUESTION}],
-    ),
-    "Truncate": ([CHAT], (*masked(), bp.Truncate(4)), [{"sequence": IDS[:4], "loss_mask": TRAINED[:4]}]),
-    "Labels": ([CHAT], (*masked(), bp.Labels()), [{"input_ids": IDS, "labels": LABELS}]),
-    "Shift": ([CHAT], (*masked(), bp.Shift()), [{"input_ids": IDS[:-1], "labels": LABELS[1:]}]),
-    "Pad": ([CHAT], (*masked(), bp.Pad(32, 3)), [PADDED | {"attention_mask": [1] * len(IDS) + [0] * FILL}]),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_each_transform_gives_these_rows(name: str) -> None:
-    records, steps, gives = CASES[name]
-    block: Any = bp.testing.records(records)
-    for step in steps:
+def test_a_chat_becomes_padded_ids_and_a_mask() -> None:
+    """What each transform gives alone stands in its docstring, which `tests/test_docstring_examples.py` runs."""
+    block: Any = bp.testing.records([CHAT])
+    mask = bp.BuildMask({"assistant": "train"})
+    for step in (bp.ApplyTemplate([OUTPUT], TOKENIZER), bp.Tokenize(TOKENIZER), mask, bp.Pad(32, 3)):
         block = step.step()(block)
-    assert bp.testing.to_rows(block) == gives
+    fill = 32 - len(IDS)
+    row = {"sequence": IDS + [3] * fill, "loss_mask": TRAINED + [0] * fill}
+    assert bp.testing.to_rows(block) == [row | {"attention_mask": [1] * len(IDS) + [0] * fill}]
 
 
 def said(records: Records) -> list[str]:
