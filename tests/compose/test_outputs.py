@@ -1,7 +1,6 @@
 """Outputs with splits, a shuffle, a mix and without copies: how they are read, shown, checked and replaced."""
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,12 +76,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("plain"), records(), output)
 
 
-@pytest.fixture
-def output(sound: Path, tmp_path: Path) -> Path:
-    """A copy, to be changed."""
-    return Path(shutil.copytree(sound, tmp_path / "out"))
-
-
 def numbers(rows: Dataset) -> list[int]:
     return [int(row["number"]) for row in rows]
 
@@ -144,29 +137,18 @@ def test_datasets_opens_the_output_as_its_splits(plain: Path) -> None:
 # verify
 
 
-def test_a_sound_output_has_no_problems(sound: Path, plain: Path, told: Told) -> None:
+def test_a_sound_output_has_no_problems_and_counts_that_do_not_add_up_are_told(
+    sound: Path, plain: Path, told: Told
+) -> None:
     assert told(sound) == []
     assert told(plain) == []
     manifest = manifest_of(sound)
     assert manifest["repeated"] > 0
     assert manifest["totals"]["rows"] == manifest["ledger"]["kept"] + manifest["repeated"]
     assert manifest["ledger"]["dropped"].keys() == {"duplicate", "not_sampled"}
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda m: m.update(repeated=m["repeated"] + 1), "the ledger says kept (and repeated) "),
-        (lambda m: m["ledger"]["dropped"].update(duplicate=0), "but blank + kept + dropped + rejected + not_read are "),
-    ],
-)
-def test_counts_that_do_not_add_up_are_told(
-    change: Callable[[dict[str, Any]], Any], problem: str, output: Path
-) -> None:
-    manifest = manifest_of(output)
-    change(manifest)
-    found = [*sum_problems(manifest)]
-    assert any(problem in line for line in found), found
+    assert any("the ledger says kept (and repeated) " in each for each in sum_problems(manifest | {"repeated": 0}))
+    manifest["ledger"]["dropped"]["duplicate"] = 0
+    assert any("but blank + kept + dropped + rejected + not_read are " in each for each in sum_problems(manifest))
 
 
 def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Callable[..., Any]) -> None:

@@ -45,7 +45,7 @@ STORED: dict[str, list[str]] = {
     **dict.fromkeys(("tfrecord", "array_record"), DTYPES[:-1]),
 }
 PIECES = ("array_record", "h5", "npy", "tfrecord")
-"""Formats that write in pieces. The borders of batches are in the files of arrow and parquet: test_batches.py."""
+"""Formats that write in pieces. The borders of batches are in the files of arrow and parquet: test_tables.py."""
 
 
 @pytest.fixture(params=FORMATS, scope="module")

@@ -1,12 +1,10 @@
-"""Rows that come back from the token cache: all of a block, or a slice."""
+"""Rows that come back from the token cache: all of a block, or a slice. Damage: tests/test_resume.py."""
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pytest
 from hypothesis import given
 
-from beam_prep.errors import FormatError
-from beam_prep.formats.cached_block import ROWS, check_whole, encode_block, read_rows
+from beam_prep.formats.cached_block import ROWS, encode_block, read_rows
 from beam_prep.shards.layout import store_as
 from beam_prep.tokens.rows import to_labels
 from tests.tokens.batches import made_of, masked_rows
@@ -27,12 +25,3 @@ def test_a_slice_of_a_blocks_rows_is_whole_only_from_its_first_to_its_last(
             name: column.to_lists()[start:stop] for name, column in batch.columns.items()
         }
         assert are_all == (stop - start == len(batch))
-
-
-def test_a_block_that_is_changed_or_cut_anywhere_is_refused() -> None:
-    batch = store_as(made_of([[7, 8], [9]], [[1, 0], [1]]), {})
-    content = b"".join(encode_block(batch, batch.tokens, 100, "a block")[1][ROWS])
-    changed = [content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :] for at in range(len(content))]
-    for each in [*changed, *(content[:size] for size in range(len(content)))]:
-        with pytest.raises(FormatError, match="damaged"):
-            check_whole(pa.BufferReader(each), "a block", ROWS)

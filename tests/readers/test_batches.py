@@ -1,4 +1,4 @@
-"""Several rows at once, and outputs of more shards than they may map."""
+"""Several rows at once, outputs of more shards than they may map, and `ds.tf()`."""
 
 import gc
 import itertools
@@ -52,17 +52,6 @@ def test_a_list_gives_the_rows_that_indexing_gives(dataset: bp.Dataset, indices:
         assert {name: values.tolist() for name, values in row.items()} == {
             name: values.tolist() for name, values in view[index].items()
         }
-
-
-def test_what_is_no_list_of_rows_is_an_index_error(dataset: bp.Dataset) -> None:
-    for wrong, message in [
-        ([1, 12], "row 12 of 12"),
-        ([0.5], "or a list of numbers"),
-        ([True] * 12, r"of a mask give np\.flatnonzero\(mask\)"),
-        ([[1, 2]], r"found \[\[1, 2\]\], wanted"),
-    ]:
-        with pytest.raises(IndexError, match=message):
-            dataset[wrong]  # type: ignore[call-overload]
 
 
 def test_a_batch_of_many_rows(output: Callable[..., Path]) -> None:
@@ -120,3 +109,20 @@ def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytes
 def test_lengths_are_those_of_the_rows(dataset: bp.Dataset) -> None:
     for rows in (dataset, dataset[::-2], dataset.domain("b")):
         assert rows.lengths(rows.columns[0]).tolist() == [len(row[rows.columns[0]]) for row in rows]
+
+
+def test_tensorflow_gets_the_rows_with_the_signature_of_their_columns(output: Callable[..., Path]) -> None:
+    tf = pytest.importorskip("tensorflow")  # not at the top: its import takes seconds, in each process of the tests
+    dataset = bp.open(output([IDS, MASK], {"a": [documents([3, 0, 2]), documents([4])]}))
+    every: list[Any] = [dataset, dataset[::-1], dataset.packed(8)]
+    for rows in every:
+        made = rows.tf()
+        assert made.cardinality() == len(rows)
+        assert made.element_spec["input_ids"] == tf.TensorSpec([None], tf.int32)
+        assert made.element_spec["loss_mask"] == tf.TensorSpec([None], tf.bool)
+        for found, wanted in zip(made.as_numpy_iterator(), rows, strict=True):
+            for name, values in wanted.items():
+                np.testing.assert_array_equal(found[name], values, strict=True)
+    batch: Any = next(iter(dataset.tf().padded_batch(4)))
+    assert batch["input_ids"].shape == (4, 4)
+    assert len(list(dataset.tf().repeat(2))) == 8

@@ -179,6 +179,9 @@ def test_a_view_gives_rows_of_slices_and_of_lists(dataset: Dataset) -> None:
         (1.5, r"found \[1\.5\], wanted the number of a row, a slice or a list of numbers$"),
         (None, r"found \[None\], wanted the number of a row"),
         ([True, False], r"found \[True, False\], wanted .*; of a mask give np\.flatnonzero"),
+        ([0.5], "or a list of numbers"),
+        ([[1, 2]], r"found \[\[1, 2\]\], wanted"),
+        ([1, 10_000], "row 10000 of "),
         (10_000, "row 10000 of "),
     ],
 )
