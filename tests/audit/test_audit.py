@@ -14,7 +14,7 @@ from beam_prep.audit import CHECKS, Audit, audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from tests.audit.faults import FAULTS
-from tests.conftest import ROOT, shared
+from tests.conftest import ROOT, config_of, records_of, shared, write_lines
 
 CHATS = "examples/data/chat.jsonl"
 OWN = {
@@ -43,8 +43,7 @@ def names(found: Audit) -> set[str]:
 
 
 def of_records(folder: Path, records: list[Any], config: dict[str, Any], tokenizer: str = "") -> Audit:
-    path = folder / "input.jsonl"
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    path = write_lines(folder / "input.jsonl", records)
     tokenizer = tokenizer or str(ROOT / "examples" / "tokenizer")
     return audit(str(path), PipelineConfig.from_dict(config), tokenizer)[None]
 
@@ -105,10 +104,7 @@ def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Pat
     records = [
         {"prompt": f"Question {number}: what is it?\nAnswer: ", "completion": f"word {number}"} for number in range(9)
     ]
-    config = PipelineConfig.from_json(ROOT / "configs" / "sft_prompt_completion.json")
-    path = tmp_path / "input.jsonl"
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    (found,) = audit(str(path), config, str(ROOT / "examples" / "tokenizer"))[None].findings
+    (found,) = of_records(tmp_path, records, config_of("sft_prompt_completion")).findings
     assert found.name == "prompt_not_prefix"
     assert "is trained whole" in found.says
     assert "beginning of the answer" in found.mend
@@ -171,8 +167,8 @@ def test_the_share_of_copies_is_that_of_the_input(pairs: int, frequent: int, sha
 
 
 def test_unread_fields_that_repeat_what_is_read_are_no_finding(tmp_path: Path) -> None:
-    chats = [json.loads(line) for line in (ROOT / CHATS).read_text("utf-8").splitlines()]
-    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    chats = records_of(ROOT / CHATS)
+    config = config_of("sft_conversation")
     for chat in chats:
         chat["prompt"] = next(message["content"] for message in chat["messages"] if message["role"] == "user")
     found = of_records(tmp_path, chats, config)
@@ -181,7 +177,7 @@ def test_unread_fields_that_repeat_what_is_read_are_no_finding(tmp_path: Path) -
 
 
 def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_path: Path) -> None:
-    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    config = config_of("sft_conversation")
     asked = {"role": "user", "content": "When?"}
     silent: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", key: "So"} for key in ("reasoning", "thinking")
@@ -205,7 +201,7 @@ def test_tools_beside_messages_that_are_rendered_alone_are_not_read(tmp_path: Pa
 
 
 def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Path) -> None:
-    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    config = config_of("sft_conversation")
     plan: dict[str, Any] = {
         "role": "assistant",
         "content": "At nine.",
@@ -286,7 +282,7 @@ def test_calls_and_reasoning_that_are_written_out_are_no_mistake(content: str, m
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + "{% if false %}<tool_call></tool_call>{% endif %}")
     messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": content}]
-    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
+    config = config_of("sft_conversation")
     found = of_records(tmp_path, [{"messages": messages}], config, str(folder))
     (finding,) = (each for each in found.findings if each.name == "control_tokens")
     assert finding.mend.startswith(mend)

@@ -13,7 +13,7 @@ from beam_prep.chat.conversations import CONVERSATIONS
 from beam_prep.inspect.output import inspect
 from beam_prep.preview import preview, template
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_of
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
 Open = Callable[..., Any]
@@ -21,11 +21,9 @@ Open = Callable[..., Any]
 
 def make(folder: Path, name: str, lines: list[str], tokenizer: Path = TOKENIZER, **output: Any) -> Dataset:
     """The output of a config of the project."""
-    settings = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-    settings["output"] = settings.get("output", {}) | output
     (folder / "in.jsonl").write_text("\n".join(lines), "utf-8")
     job = bp.Pipeline(
-        bp.PipelineConfig.from_dict(settings),
+        bp.PipelineConfig.from_dict(config_of(name, output=output)),
         [str(folder / "in.jsonl")],
         output_dir=folder / "out",
         tokenizer_path=tokenizer,

@@ -186,12 +186,3 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3
-
-
-def test_records_without_the_split_key_are_rejected(tmp_path: Path) -> None:
-    files = [write(tmp_path / "a.jsonl", rows := records(60))]
-    manifest = run(config({"shuffle": {"seed": 1}, "splits": SPLITS, "split_key": "user"}), files, tmp_path / "out")
-    assert manifest["ledger"]["rejected"] == {"no_split_key": sum(row["user"] is None for row in rows)}
-    (file,) = (tmp_path / "out" / "rejects").iterdir()
-    first = json.loads(file.read_text().splitlines()[0])
-    assert first["message"] == "the record has no 'user', which decides its split"

@@ -66,18 +66,24 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Splits in the order of the input; the number of each record is kept as metadata."""
+    """Splits in the order of the input, one record without a user; the number of each is kept as metadata."""
     output = {
         "splits": SPLITS,
         "split_key": "user",
         "keep_fields": {"number": "int64"},
         "storage_format": ["bin", "arrow"],
     }
-    return make(tmp_path_factory.mktemp("plain"), records(), output)
+    return make(tmp_path_factory.mktemp("plain"), [*records(), {"text": "Whose?", "domain": "math"}], output)
 
 
 def numbers(rows: Dataset) -> list[int]:
     return [int(row["number"]) for row in rows]
+
+
+def test_records_without_the_split_key_are_rejected(plain: Path) -> None:
+    (reject,) = bp.open(plain, split="all").rejects()
+    assert reject["reason"] == "no_split_key"
+    assert reject["message"] == "the record has no 'user', which decides its split"
 
 
 OPENED: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -245,14 +251,10 @@ def test_the_report_and_a_page_say_splits_mixes_and_copies(sound: Path, tmp_path
     assert all(said in page.read_text() for said in ("split test", "equal to line 8 of "))
 
 
-@pytest.mark.parametrize(
-    "preprocessing",
-    [{"packing_strategy": "bfd", "max_seq_len": 32}, {"truncation_mode": "chunk", "max_seq_len": 8, "max_items": 70}],
-    ids=["bfd", "chunk"],
-)
-def test_mixes_of_other_layouts_add_up_and_know_no_blocks(preprocessing: Row, tmp_path: Path, told: Told) -> None:
+def test_a_mix_of_packed_chunks_adds_up_and_knows_no_blocks(tmp_path: Path, told: Told) -> None:
     rows = [{**row, "filler": "x" * 700} for row in records()]
-    output, rules = OUTPUT | {"storage_format": "bin"}, DEDUPLICATE | preprocessing
+    layout = {"truncation_mode": "chunk", "max_seq_len": 8, "packing_strategy": "bfd", "max_packed_len": 32}
+    output, rules = OUTPUT | {"storage_format": "bin"}, DEDUPLICATE | layout | {"max_items": 70}
     out = make(tmp_path, rows, output, rules)
     assert told(out) == []
     small = make(tmp_path / "small", rows, output, rules, block_bytes=65536)

@@ -11,7 +11,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import FORMAT_NAMES
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.compose import RunSizes
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, config_of, tree
 
 BLOCK_BYTES = 65_536
 """The smallest: so that small inputs are work for several workers."""
@@ -56,41 +56,33 @@ def _numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
     return {name: numbered(name, value) for name, value in row.items()}
 
 
-def _config(file: str, **output: Any) -> dict[str, Any]:
-    config = json.loads((ROOT / "configs" / file).read_text())
-    config["output"] = {**config.get("output", {}), **output}
-    return dict(config)
-
-
+LARGE = {"max_tokens_per_shard": 100_000}
 JOBS = {
     "chat, bin + tfrecord": Job(
-        _config(
-            "sft_conversation.json",
-            storage_format=["bin", "tfrecord"],
-            domain_key="domain",
-            max_tokens_per_shard=100_000,
-        ),
+        config_of("sft_conversation", output=LARGE | {"storage_format": ["bin", "tfrecord"], "domain_key": "domain"}),
         "chat.jsonl",
         times=6,
     ),
-    "DPO, bin": Job(_config("dpo_conversation.json", max_tokens_per_shard=100_000), "preference.jsonl", times=40),
-    "packed, arrow": Job(_config("sft_packed.json", max_tokens_per_shard=100_000), "chat.jsonl", times=6),
+    "DPO, bin": Job(config_of("dpo_conversation", output=LARGE), "preference.jsonl", times=40),
+    "packed, arrow": Job(config_of("sft_packed", output=LARGE), "chat.jsonl", times=6),
     "composed, bin": Job(
-        _config(
-            "sft_conversation.json",
-            storage_format=["bin"],
-            domain_key="domain",
-            shuffle={"seed": 17},
-            splits={"train": 0.8, "validation": 0.1, "test": 0.1},
-            mix={"cooking": {"epochs": 1.5}},
-            max_tokens_per_shard=20_000,
+        config_of(
+            "sft_conversation",
+            output={
+                "storage_format": ["bin"],
+                "domain_key": "domain",
+                "shuffle": {"seed": 17},
+                "splits": {"train": 0.8, "validation": 0.1, "test": 0.1},
+                "mix": {"cooking": {"epochs": 1.5}},
+                "max_tokens_per_shard": 20_000,
+            },
         )
         | {"preprocessing": {"deduplicate": {"by": ["id"]}}},
         "chat.jsonl",
         times=6,
     ),
     "chunks, every format": Job(
-        _config("pretrain_chunks.json", storage_format=list(FORMAT_NAMES), max_tokens_per_shard=100_000),
+        config_of("pretrain_chunks", output=LARGE | {"storage_format": list(FORMAT_NAMES)}),
         "text.jsonl",
         times=10,
     ),

@@ -9,7 +9,7 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.pipeline import Pipeline
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_of
 from tests.engines import image, stores
 from tests.engines.dataflow import (
     Service,
@@ -33,8 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Cloud Storage, with data, a config and a tokenizer."""
     with stores.gcs_server(tmp_path_factory.mktemp("gcs")) as made:
         tokenizer = ROOT / "examples" / "tokenizer"
-        config = json.loads((ROOT / "configs" / "sft_chat.json").read_text())
-        config.setdefault("output", {})["storage_format"] = ["bin", "tfrecord"]
+        config = config_of("sft_chat", output={"storage_format": ["bin", "tfrecord"]})
         put(f"{made.url}/configs/sft_chat.json", json.dumps(config).encode())
         put(f"{made.url}/data/chat.jsonl", (ROOT / "examples" / "data" / "chat.jsonl").read_bytes())
         for path in tokenizer.glob("*.j*"):

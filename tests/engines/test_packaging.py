@@ -16,7 +16,7 @@ import beam_prep
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.options import OPTIONS
 from beam_prep.pipeline import Pipeline
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, config_of, tree
 from tests.engines import image, workers
 from tests.engines.image import Image
 from tests.test_configs import sample
@@ -53,12 +53,8 @@ def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
 def test_the_image_runs_a_config_in_every_format(
     name: str, built_image: Image, tmp_path: Path, tokenizer_path: str
 ) -> None:
-    config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-    config.setdefault("output", {})["storage_format"] = list(FORMAT_NAMES)
-    if (template := config["input"].get("chat_template")) is not None:
-        (tmp_path / template).write_text((ROOT / "configs" / template).read_text())
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(config_of(name, output={"storage_format": list(FORMAT_NAMES)})))
     arguments = [str(sample(name)), "-o", str(tmp_path / "there"), "-c", str(path), "--tokenizer_path", tokenizer_path]
     command = [str(built_image.python), "-I", "-m", "beam_prep.cli", "run", *arguments, "--runner=FnApiRunner"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -25,7 +25,6 @@ from tests.formats.shards import (
     MASK,
     REWARDS,
     SEQUENCE,
-    cut,
     files,
     limited,
     plain,
@@ -61,20 +60,6 @@ def test_a_config_knows_every_format() -> None:
 
 
 # Rows come back.
-
-
-def test_several_shards_lie_beside_those_of_other_formats(tmp_path: Path) -> None:
-    shards = [random_rows(rows) for rows in (130, 0, 1, 40)]
-    for name in FORMATS:
-        for number, rows in enumerate(shards):
-            write_as(name, tmp_path, ALL, cut(rows, [0, len(rows["rewards"]) // 3, len(rows["rewards"])]), number, 4)
-    for name in FORMATS:
-        for number, rows in enumerate(shards):
-            reader = read_as(name, tmp_path, ALL, number, 4)
-            assert rows_in(reader) == rows_from(rows), name
-            for row in map(reader.row, range(len(reader))):
-                flat = [value.flat if isinstance(value, Ragged) else value for value in row.values()]
-                assert [values.dtype.name for values in flat] == [column.dtype for column in ALL], name
 
 
 @given(st.data(), st.sampled_from([1, 200, 1 << 20]))

@@ -49,28 +49,7 @@ def claims() -> list[str]:
     return [path for path in names() if path.endswith("/claim.json")]
 
 
-def chain(store: MemoryStore, pipeline: beam.Pipeline, shard: bp.Shard) -> None:
-    """A chain as a user writes it."""
-    (
-        pipeline
-        | bp.testing.create([{"text": "one"}, {"text": "two"}])
-        | bp.ApplyTemplate([bp.Output("sequence", "ids", (bp.Section("text", "train"),))], TOKENIZER)
-        | bp.Tokenize(TOKENIZER, "transformers")
-        | shard
-    )
-
-
-def run(store: MemoryStore, shard: bp.Shard) -> None:
-    with beam.Pipeline("FnApiRunner") as pipeline:
-        chain(store, pipeline, shard)
-
-
-def test_a_chain_that_is_built_writes_nothing_to_the_store(store: MemoryStore) -> None:
-    chain(store, beam.Pipeline("FnApiRunner"), bp.Shard(OUTPUT, tokenizer=TOKENIZER))
-    assert names() == []
-
-
-def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
+def test_a_chain_claims_its_output_when_it_runs_and_releases_it(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
@@ -81,7 +60,15 @@ def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
         return files(self)
 
     monkeypatch.setattr(StoredOutput, "files", watched)
-    run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        (
+            pipeline
+            | bp.testing.create([{"text": "one"}, {"text": "two"}])
+            | bp.ApplyTemplate([bp.Output("sequence", "ids", (bp.Section("text", "train"),))], TOKENIZER)
+            | bp.Tokenize(TOKENIZER, "transformers")
+            | bp.Shard(OUTPUT, tokenizer=TOKENIZER)
+        )
+        assert names() == []  # what is built writes nothing
     assert [len(each) for each in seen] == [1, 1]  # the shard, and what belongs to none
     assert claims() == []
     assert f"{OUTPUT}/manifest.json" in names()

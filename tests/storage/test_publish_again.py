@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from beam_prep.storage import stores
 from beam_prep.storage.output import LocalOutput, Staging, StoredOutput
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import read_bytes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_lines
 from tests.storage.memory import MemoryStore
 
 CONFIG = bp.PipelineConfig.from_dict(
@@ -100,13 +99,11 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, Path]:
-    texts: dict[str, list[Any]] = {
-        "old": ["one", "two"] * 9,
-        "new": ["some more", "and others"] * 8,
+    texts = {"old": ["one", "two"] * 9, "new": ["some more", "and others"] * 8}
+    return {
+        name: write_lines(tmp_path / f"{name}.jsonl", [{"text": text} for text in given])
+        for name, given in texts.items()
     }
-    for name, given in texts.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
-    return {name: tmp_path / f"{name}.jsonl" for name in texts}
 
 
 def run(output: str, inputs: Path, **options: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import CHUNK, tree_digest
@@ -41,6 +41,10 @@ def arrow(path: Path, rows: pa.Table, batch: int = 100) -> str:
     return str(path)
 
 
+WRITERS = {"parquet": parquet, "arrow": arrow}
+BOTH = pytest.mark.parametrize("kind", WRITERS)
+
+
 def blocks(source: InputFile, block_bytes: int = CHUNK) -> list[tuple[RawBlock, Origin]]:
     splits = list(split_file((0, source), block_bytes))
     return [block for split in splits for block in blocks_of(split, block_bytes)]
@@ -56,19 +60,23 @@ def one(path: str) -> InputFile:
 
 
 @given(
-    st.integers(1, 3000),
+    st.integers(0, 3000),
     st.integers(1, 4000),
     st.sampled_from([1, 2, 9]),
     st.sampled_from([10, 50, 800]),
-    st.sampled_from(["parquet", "arrow"]),
+    st.sampled_from([*WRITERS]),
 )
+@example(0, 1, 1, 10, "parquet")
+@example(0, 1, 1, 10, "arrow")
 def test_blocks_have_every_row_once_and_the_digests_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, rows: int, group: int, chunks: int, size: int, kind: str
 ) -> None:
     folder = tmp_path_factory.mktemp("tables")
-    path = (parquet if kind == "parquet" else arrow)(folder / f"a.{kind}", table(rows, size), group)
+    path = WRITERS[kind](folder / f"a.{kind}", table(rows, size), group)
     source = one(path)
     found = blocks(source, chunks * CHUNK)
+    assert found
+    assert (first_records(source) is None) == (rows == 0)
     assert numbers(found) == list(range(rows))
     assert [origin.start for _, origin in found] == np.cumsum([0, *(origin.size for _, origin in found)])[:-1].tolist()
     assert sum(origin.size for _, origin in found) == rows
@@ -99,15 +107,6 @@ def test_only_the_block_of_a_row_that_changed_has_another_digest(tmp_path: Path)
     assert (after[:-1], after[-1] == before[-1]) == (before[:-1], False)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_table_without_rows_has_one_block(kind: str, tmp_path: Path) -> None:
-    source = one((parquet if kind == "parquet" else arrow)(tmp_path / f"a.{kind}", table(0)))
-    ((raw, origin),) = blocks(source)
-    assert (raw.data, origin.start, origin.size) == (b"", 0, 0)
-    assert tree_digest(origin.nodes) == digest_of_input(source)
-    assert first_records(source) is None
-
-
 def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
     rows = table(20)
     with pq.ParquetWriter(tmp_path / "a.parquet", rows.schema) as writer:
@@ -116,13 +115,13 @@ def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
     assert numbers(blocks(one(str(tmp_path / "a.parquet")))) == list(range(20))
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@BOTH
 @given(share=st.floats(0, 0.99999))
 def test_a_file_that_is_cut_anywhere_is_one_error(
     kind: str, share: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
-    path = (parquet if kind == "parquet" else arrow)(folder / f"a.{kind}", table(1000), 100)
+    path = WRITERS[kind](folder / f"a.{kind}", table(1000), 100)
     os.truncate(path, int(os.path.getsize(path) * share))
     with pytest.raises(InputError, match=r"a\.(parquet|arrow)' (cannot be read|is empty|has no end)"):
         blocks(one(path))
@@ -135,13 +134,13 @@ def test_an_arrow_file_that_was_cut_between_two_batches_is_an_error(tmp_path: Pa
         blocks(one(path))
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@BOTH
 @given(st.lists(st.tuples(st.floats(0, 0.9999), st.integers(0, 255)), min_size=1, max_size=3))
 def test_damage_is_an_error_or_changes_only_values(
     kind: str, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]]
 ) -> None:
     """Arrow ends the process where some fields of a footer are wrong: we do not look at these."""
-    path = Path((parquet if kind == "parquet" else arrow)(tmp_path_factory.mktemp("bad") / f"a.{kind}", table(60), 20))
+    path = Path(WRITERS[kind](tmp_path_factory.mktemp("bad") / f"a.{kind}", table(60), 20))
     data = bytearray(path.read_bytes())
     for share, byte in changes:
         data[int(share * len(data))] = byte
@@ -153,9 +152,9 @@ def test_damage_is_an_error_or_changes_only_values(
     assert sum(len(raw.data.splitlines()) for raw, _ in found) == 60
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@BOTH
 def test_a_table_in_a_store(kind: str, store: MemoryStore, tmp_path: Path) -> None:
-    path = (parquet if kind == "parquet" else arrow)(tmp_path / f"a.{kind}", table(3000, 100), 700)
+    path = WRITERS[kind](tmp_path / f"a.{kind}", table(3000, 100), 700)
     store.put(f"mem://b/a.{kind}", Path(path).read_bytes(), ANY, None)
     source = one(f"mem://b/a.{kind}")
     stored, local = blocks(source), blocks(one(path))

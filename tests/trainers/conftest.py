@@ -9,7 +9,7 @@ import pytest
 
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_of
 
 Outputs = Callable[..., Path]
 
@@ -22,10 +22,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Ou
     def _outputs(
         name: str, data: str = "chat", items: int = 24, names: Any = None, output: Any = None, **preprocessing: Any
     ) -> Path:
-        config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-        config["preprocessing"] = {**config.get("preprocessing", {}), **preprocessing, "max_items": items}
         named = {} if names is None else {"names": names}
-        config["output"] = {**config.get("output", {}), "storage_format": "arrow", **named, **(output or {})}
+        written = {"storage_format": "arrow", **named, **(output or {})}
+        config = config_of(name, preprocessing={**preprocessing, "max_items": items}, output=written)
         key = json.dumps([config, data])
         if key not in made:
             made[key] = tmp_path_factory.mktemp(name) / "out"

@@ -4,7 +4,6 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from beam_prep.data.schema import Column
 from beam_prep.formats import mds
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.formats.mds import MDS
+from tests.formats.shards import DTYPES, write_as
 from tests.trainers.build import streaming_python
 from tests.trainers.conftest import Outputs
 
@@ -71,19 +71,13 @@ def test_streaming_reads_what_is_there_and_its_writer_writes_the_same_bytes(outp
 
 
 def test_streaming_reads_empty_rows_and_every_dtype(tmp_path: Path) -> None:
-    dtypes = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
-    dtypes += ["float16", "float32", "float64"]
     lengths = [3, 0, 300, 70_000]
-    columns = [Column(f"c_{dtype}", dtype, 1, "value") for dtype in dtypes]
+    columns = [Column(f"c_{dtype}", dtype, 1, "value") for dtype in DTYPES]
     values = np.arange(sum(lengths)) % 100
     rows = {column.name: Ragged.from_lengths(values.astype(column.dtype), lengths) for column in columns}
-    with ExitStack() as opened:
-        writer = MDS().writer(lambda name: opened.enter_context((tmp_path / name).open("xb")), columns, 0, 1)
-        writer.write(rows)
-        writer.close()
-    name = "shard.00000.mds"
-    data = (tmp_path / name).read_bytes()
-    file = WrittenFile(f"d/{name}", len(data), hashlib.sha256(data).hexdigest())
+    path = write_as("mds", tmp_path, columns, [rows])
+    data = path.read_bytes()
+    file = WrittenFile(f"d/{path.name}", len(data), hashlib.sha256(data).hexdigest())
     receipt = ShardReceipt("d", 0, len(lengths), {}, {}, None, (file,))
     (tmp_path / mds.INDEX).write_bytes(MDS().described(columns, {"d": "d"}, [receipt])[f"d/{mds.INDEX}"])
     found = theirs([(tmp_path, "-")])

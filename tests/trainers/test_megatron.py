@@ -1,7 +1,6 @@
 """The format `megatron` in Megatron's own library: the bytes of its builder, its reader, what `GPTDataset` reads."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 from beam_prep.data.ragged import Array, Ragged  # noqa: E402
 from beam_prep.data.schema import Column  # noqa: E402
-from beam_prep.formats.megatron import CODES, Megatron  # noqa: E402
+from beam_prep.formats.megatron import CODES  # noqa: E402
+from tests.formats.shards import cut, write_as  # noqa: E402
 from tests.test_docs import texts  # noqa: E402
 from tests.trainers.conftest import Outputs  # noqa: E402
 
@@ -52,11 +52,7 @@ def test_the_bytes_are_those_of_the_builder(dtype: str, seed: int, tmp_path: Pat
         "responses": Ragged.from_lengths(drawn(random.integers(0, 9, lists.sum())), lists),
     }
     columns = [Column("sequence", dtype, 1, "ids"), Column("responses", dtype, 2, "ids")]
-    with ExitStack() as opened:
-        writer = Megatron().writer(lambda name: opened.enter_context((tmp_path / name).open("xb")), columns, 0, 1)
-        for part in (slice(0, 7), slice(7, 7), slice(7, None)):
-            writer.write({name: each[part] for name, each in rows.items()})
-        writer.close()
+    write_as("megatron", tmp_path, columns, cut(rows, [0, min(7, len(lists)), min(7, len(lists)), len(lists)]))
     for name, each in rows.items():
         ours = tuple((tmp_path / f"shard_0000-{name}{ending}").read_bytes() for ending in (".bin", ".idx"))
         assert ours == theirs(tmp_path, each)

@@ -1,4 +1,4 @@
-"""FromRecords: the same output for any order, buckets, blocks and workers; what it refuses."""
+"""FromRecords: the same output for any order, buckets and blocks, and what it refuses. Transforms that follow on."""
 
 import json
 import random
@@ -12,10 +12,12 @@ from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.test_stream import TestStream
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import trigger, window
+from apache_beam.typehints import TypeCheckError
 
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError, ConfigError, RunError
 from beam_prep.inspect.row import source_lines
+from beam_prep.reading.records import Records
 from beam_prep.sample import prepare
 from tests.conftest import ROOT, tree
 
@@ -43,16 +45,17 @@ def run(output: Path, elements: list[Any], *options: str, source: Any = None, **
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return run(tmp_path_factory.mktemp("wanted") / "out", INPUT)
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output of `INPUT`; tests only read it."""
+    folder = tmp_path_factory.mktemp("wanted") / "out"
+    run(folder, INPUT)
+    return folder
 
 
 @pytest.mark.parametrize(("buckets", "block_bytes"), [(1, 1), (65536, 1 << 23)])
-def test_order_buckets_and_blocks_change_no_byte(
-    buckets: int, block_bytes: int, tmp_path: Path, wanted: dict[str, bytes]
-) -> None:
+def test_order_buckets_and_blocks_change_no_byte(buckets: int, block_bytes: int, tmp_path: Path, output: Path) -> None:
     elements = random.Random(buckets).sample(INPUT, len(INPUT))
-    assert run(tmp_path / "out", elements, source=bp.FromRecords(buckets, block_bytes)) == wanted
+    assert run(tmp_path / "out", elements, source=bp.FromRecords(buckets, block_bytes)) == tree(output)
 
 
 def test_all_is_accounted_for_and_the_rows_are_those_of_a_file(tmp_path: Path) -> None:
@@ -75,24 +78,23 @@ def test_all_is_accounted_for_and_the_rows_are_those_of_a_file(tmp_path: Path) -
 
 
 def test_the_line_of_a_row_is_not_looked_for_in_a_file_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tmp_path / "out", INPUT)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "records").write_text("another file of this name")
     message = r"row 1 is of records \(byte offset \d+\): .*records of FromRecords are in no file: keep a field"
     with pytest.raises(BeamPrepError, match=message):
-        source_lines(bp.open(tmp_path / "out"), 1)
+        source_lines(bp.open(output), 1)
 
 
-def test_windows_and_timestamps_are_ignored(tmp_path: Path, wanted: dict[str, bytes]) -> None:
+def test_windows_and_timestamps_are_ignored(tmp_path: Path, output: Path) -> None:
     early = trigger.Repeatedly(trigger.AfterCount(1))
     windows = beam.WindowInto(
         window.FixedWindows(10), trigger=early, accumulation_mode=trigger.AccumulationMode.DISCARDING
     )
     stamped = beam.Map(lambda element: window.TimestampedValue(element, len(str(element))))
     source = "Stamp" >> stamped | "Window" >> windows | bp.FromRecords()
-    assert run(tmp_path / "out", INPUT, source=source) == wanted
+    assert run(tmp_path / "out", INPUT, source=source) == tree(output)
 
 
 def test_a_stream_is_refused_by_name() -> None:
@@ -108,13 +110,6 @@ def test_an_empty_collection_ends_in_a_clear_error(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_of_beam_are_records_nested_ones_too() -> None:
-    with TestPipeline(runner="FnApiRunner") as pipeline:
-        rows = pipeline | beam.Create([beam.Row(id=1, messages=[beam.Row(role="user", content="Hi")])])
-        found = rows | bp.FromRecords() | bp.testing.rows()
-        assert_that(found, equal_to([{"id": 1, "messages": [{"role": "user", "content": "Hi"}]}]))
-
-
 @pytest.mark.parametrize("buckets", [0, 3, 131_072, True, "4"])
 def test_buckets_are_a_power_of_two(buckets: Any) -> None:
     with pytest.raises(ValueError, match=r"buckets is .+, wanted a power of 2 from 1 to 65536"):
@@ -125,3 +120,46 @@ def test_buckets_are_a_power_of_two(buckets: Any) -> None:
 def test_block_bytes_are_in_range(block_bytes: Any) -> None:
     with pytest.raises(ValueError, match=r"block_bytes is .+, wanted 1 or more, below 2 GiB"):
         bp.FromRecords(block_bytes=block_bytes)
+
+
+# Transforms that follow each other
+
+OUTPUT = bp.Output("sequence", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}
+TEXT = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+IDS = TOKENIZER.encode([TEXT], False).flat.tolist()
+ANSWER = TOKENIZER.encode(["Yes.<|im_end|>"], False).flat.tolist()
+TRAINED = [0] * (len(IDS) - len(ANSWER) - 1) + [1] * len(ANSWER) + [0]
+
+
+def test_a_chat_becomes_padded_ids_and_a_mask() -> None:
+    """What each transform gives alone stands in its docstring, which `tests/test_docstring_examples.py` runs."""
+    block: Any = bp.testing.records([CHAT])
+    mask = bp.BuildMask({"assistant": "train"})
+    for step in (bp.ApplyTemplate([OUTPUT], TOKENIZER), bp.Tokenize(TOKENIZER), mask, bp.Pad(32, 3)):
+        block = step.step()(block)
+    fill = 32 - len(IDS)
+    row = {"sequence": IDS + [3] * fill, "loss_mask": TRAINED + [0] * fill}
+    assert bp.testing.to_rows(block) == [row | {"attention_mask": [1] * len(IDS) + [0] * fill}]
+
+
+def said(records: Records) -> list[str]:
+    return [message["content"] for row in records.rows for message in row["messages"]]
+
+
+def test_a_step_in_the_wrong_place_is_refused_before_the_run() -> None:
+    records = beam.Pipeline("FnApiRunner") | bp.testing.create([{"text": "a"}])
+    with pytest.raises(TypeCheckError, match=r"requires .*Batch.* was applied to .*Records"):
+        records | bp.BuildMask({})
+
+
+def test_records_that_another_transform_reads_stay() -> None:
+    """Both orders: which transform comes first is Beam's choice."""
+    with TestPipeline(runner="FnApiRunner") as pipeline:
+        records = pipeline | bp.testing.create([CHAT, CHAT])
+        before = records | "Before" >> beam.FlatMap(said)
+        rows = records | bp.Prepare(CONFIG, TOKENIZER) | bp.testing.rows() | beam.Map(lambda _: 1)
+        after = records | "After" >> beam.FlatMap(said)
+        assert_that(before, equal_to(["Hi", "Yes."] * 2), label="before")
+        assert_that(rows, equal_to([1, 1]), label="rows")
+        assert_that(after, equal_to(["Hi", "Yes."] * 2), label="after")
