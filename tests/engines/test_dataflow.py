@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.pipeline import Pipeline
+from beam_prep.storage.stores import put, read_bytes
 from tests.conftest import ROOT, config_of
 from tests.engines import image, stores
 from tests.engines.dataflow import (
@@ -39,16 +39,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         for path in tokenizer.glob("*.j*"):
             put(f"{made.url}/tokenizer/{path.name}", path.read_bytes())
         yield made
-
-
-def put(url: str, data: bytes) -> None:
-    with FileSystems.create(url) as file:
-        file.write(data)
-
-
-def get(url: str) -> bytes:
-    with FileSystems.open(url) as file:
-        return bytes(file.read())
 
 
 def filled_in(store: Store, output: str, **more: str) -> dict[str, str]:
@@ -103,7 +93,7 @@ def test_the_image_stages_the_job_for_dataflow_to_create(
         done = launch(service, store, arguments, built_image.python, launcher)
         assert done.returncode == 0, done.stderr[-3000:]
         assert service.jobs == []
-    job = json.loads(get(place))
+    job = json.loads(read_bytes(place))
     assert job["environment"]["workerPools"][0]["workerHarnessContainerImage"] == image.NAME
     run_in_process(staged_pipeline(job), store.options)
     # It names the versions of the launcher, which are those that the image pins. Here there may be newer ones.
@@ -112,7 +102,7 @@ def test_the_image_stages_the_job_for_dataflow_to_create(
 
 
 def manifest(store: Store, output: str) -> bytes:
-    return get(f"{store.url}/{output}/manifest.json")
+    return read_bytes(f"{store.url}/{output}/manifest.json")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from tests.test_configs import sample
 # The image is built within the first test that wants it, from the network.
 pytestmark = pytest.mark.timeout(1800)
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IN_THE_IMAGE = ("array_record", "fast", "gcp", "hdf5")
 PINS = image.DOCKERFILE.parent / "requirements.txt"
 

@@ -13,6 +13,7 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from beam_prep.storage.stores import put, read_bytes
 from tests.conftest import ROOT
 from tests.engines import dataflow
 from tests.engines.build import built
@@ -81,8 +82,7 @@ def task(made: Engines, name: str) -> Task:
     store = made.stores[PLACES[name]]
     FileSystems.set_options(PipelineOptions(list(store.options)))
     source = f"{store.url}/{local.name}"
-    with FileSystems.create(source) as file:
-        file.write(local.read_bytes())
+    put(source, local.read_bytes())
     return Task(job.config, source, store.url, store.options)
 
 
@@ -126,15 +126,10 @@ def digest(made: Engines, name: str, work: Task, runner: str) -> str:
     output = f"{work.root}/{name.partition(',')[0]}-{list(RUNNERS).index(runner)}"
     RUNNERS[runner](made, work, output)
     FileSystems.set_options(PipelineOptions(list(work.options)))
-
-    def read(path: str) -> bytes:
-        with FileSystems.open(f"{output}/{path}", compression_type="uncompressed") as file:
-            return bytes(file.read())
-
-    manifest = read("manifest.json")
+    manifest = read_bytes(f"{output}/manifest.json")
     for shard in json.loads(manifest)["shards"]:
         for file in shard["files"]:
-            assert hashlib.sha256(read(file["path"])).hexdigest() == file["sha256"], file["path"]
+            assert hashlib.sha256(read_bytes(f"{output}/{file['path']}")).hexdigest() == file["sha256"], file["path"]
     return hashlib.sha256(manifest).hexdigest()
 
 
