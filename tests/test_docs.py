@@ -28,7 +28,7 @@ from tools.config_page import with_tables
 from tools.words import prose
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-# Their code runs from top to bottom: here, and (it needs torch) in tests/trainers, test_loop.py and test_pages.py.
+# Their code runs from top to bottom: here, and (it needs torch) in tests/trainers/test_pages.py.
 IN_ONE_PIECE = ("README.md", "docs/quickstart.md", "docs/readers.md", "docs/training.md")
 OTHERS = [name for name in PAGES if name not in IN_ONE_PIECE]
 # In front of a block: <!-- needs: torch out/chat --> names modules, and what it finds in the folder in which it runs;

@@ -185,14 +185,14 @@ MUTANTS = [
         "formats/arrow.py",
         'ends[start] + self._format.batch_bytes, "right")) - 1',
         'ends[start] + self._format.batch_bytes, "right"))',
-        "tests/formats/test_batches.py",
+        "tests/formats/test_tables.py",
     ),
     Mutant(
         "the borders of rows lose their last number",
         "formats/mmap_bin.py",
         "{key: borders.tolist() for",
         "{key: borders.tolist()[:-1] for",
-        "tests/formats/test_mmap_bin.py tests/formats/test_all.py",
+        "tests/formats/test_flat.py tests/formats/test_all.py",
     ),
 ]
 

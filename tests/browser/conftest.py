@@ -1,21 +1,15 @@
 """A browser for the tests of pages."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
+from tests.engines.conftest import missing
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-def missing(reason: str) -> NoReturn:
-    """Skips the test with its reason; with REQUIRE_BROWSER=1 fails it."""
-    if os.environ.get("REQUIRE_BROWSER") == "1":
-        pytest.fail(f"REQUIRE_BROWSER=1, but {reason}")
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +18,10 @@ def chromium() -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        missing("playwright is not installed: make test-browser")
+        missing("playwright is not installed: make test-browser", "REQUIRE_BROWSER")
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        missing(f"no {' and no '.join(BROWSERS)} on this machine")
+        missing(f"no {' and no '.join(BROWSERS)} on this machine", "REQUIRE_BROWSER")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser

@@ -18,10 +18,10 @@ ENGINES = Path(os.environ.get("BEAM_PREP_ENGINES", Path.home() / ".cache" / "bea
 """Made by `make engines`, outside git, and used again."""
 
 
-def missing(reason: str) -> NoReturn:
-    """Skips the test with its reason; with REQUIRE_ENGINES=1, which CI sets, fails it."""
-    if os.environ.get("REQUIRE_ENGINES") == "1":
-        pytest.fail(f"REQUIRE_ENGINES=1, but {reason}")
+def missing(reason: str, required: str = "REQUIRE_ENGINES") -> NoReturn:
+    """Skips the test with its reason; with REQUIRE_ENGINES=1 or the like, which CI sets, fails it."""
+    if os.environ.get(required) == "1":
+        pytest.fail(f"{required}=1, but {reason}")
     pytest.skip(reason)
 
 

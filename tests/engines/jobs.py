@@ -1,6 +1,5 @@
 """The jobs that every engine has to give the same bytes for, on inputs of several blocks made from the samples."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import FORMAT_NAMES
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.compose import RunSizes
-from tests.conftest import ROOT, config_of, tree
+from tests.conftest import ROOT, config_of
 
 BLOCK_BYTES = 65_536
 """The smallest: so that small inputs are work for several workers."""
@@ -101,8 +100,3 @@ def run(
     manifest = job.run().manifest
     assert manifest is not None
     return manifest
-
-
-def digests(output: Path) -> dict[str, str]:
-    """sha256 of every file of a local output but those that may differ."""
-    return {name: hashlib.sha256(data).hexdigest() for name, data in tree(output).items()}

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from beam_prep.errors import RunError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, tree
 from tests.engines.flink import Cluster, Flink
-from tests.engines.jobs import JOBS, digests, run
+from tests.engines.jobs import JOBS, run
 from tests.engines.processes import await_
 
 CHAT = JOBS["chat, bin + tfrecord"]
@@ -33,10 +33,10 @@ def source(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def here(folder: Path, source: Path) -> dict[str, str]:
-    """sha256 of every file that this process makes."""
+def here(folder: Path, source: Path) -> dict[str, bytes]:
+    """Every file that this process makes."""
     run(CHAT.config, source, folder / "here", HERE)
-    return digests(folder / "here")
+    return tree(folder / "here")
 
 
 def test_too_many_rejects_end_in_our_own_words_and_publish_nothing(
@@ -52,11 +52,11 @@ def test_too_many_rejects_end_in_our_own_words_and_publish_nothing(
         said.append(str(error.value).replace(str(output), "OUT"))
     assert "bad_json" in said[0]
     assert said[1] == said[0]
-    assert digests(folder / "bad_flink.failed") == digests(folder / "bad_here.failed")
+    assert tree(folder / "bad_flink.failed") == tree(folder / "bad_here.failed")
 
 
 def test_a_killed_task_manager_costs_time_and_nothing_else(
-    flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, str]
+    flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, bytes]
 ) -> None:
     """One of two, with -9, in the middle of blocks; what its finished tasks had written is lost with it, too."""
     cluster = flink.cluster
@@ -96,7 +96,7 @@ def test_a_killed_task_manager_costs_time_and_nothing_else(
     assert {after[index]["taskmanager-id"] for index in lost} == {survivor}
     assert all(after[index]["attempt"] > before[index]["attempt"] for index in lost)
     assert manifest["ledger"]["lines"] == manifest["ledger"]["kept"] == len(source.read_bytes().splitlines())
-    assert digests(folder / "killed") == here
+    assert tree(folder / "killed") == here
     cluster.wait_for_slots(2)
 
 
@@ -176,12 +176,12 @@ def test_a_job_whose_launcher_was_killed_never_replaces_a_newer_output(
         claim.unlink()
         done = subprocess.run(second, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert digests(output) == digests(folder / "newer")
+        assert tree(output) == tree(folder / "newer")
     finally:
         stale.go_on()
     await_(lambda: state_of(flink.cluster, before) in ("FAILED", "FINISHED", "CANCELED"), "the stale job to end")
     assert state_of(flink.cluster, before) == "FAILED"
-    assert digests(output) == digests(folder / "newer")
+    assert tree(output) == tree(folder / "newer")
 
 
 def test_a_job_whose_launcher_is_stopped_is_cancelled(

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import pickle
+import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
+from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.megatron import CODES
 from tests.formats.shards import (
@@ -241,6 +244,20 @@ def test_columns_that_are_not_as_declared_are_refused(
 def test_a_value_that_does_not_fit_its_dtype_is_refused(name: str, tmp_path: Path, dtype: str, values: Any) -> None:
     with pytest.raises(ValueError, match=f"column 'v': {values[1]} does not fit {dtype}"):
         write_as(name, tmp_path, [Column("v", dtype, 1, "value")], [{"v": Ragged.from_lengths(values, [2])}])
+
+
+@pytest.mark.parametrize(("name", "extra"), [("h5", "hdf5"), ("array_record", "array_record")])
+def test_a_library_that_is_missing_is_asked_for(
+    name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, LIBRARIES[name], None)
+    asks = re.escape(f"pip install 'beam-prep[{extra}]'")
+    with pytest.raises(ConfigError, match=f"storage_format: .* {asks}"):  # before anything runs
+        bp.Shard(str(tmp_path / "out"), formats=["bin", name])
+    for use in (lambda: write_as(name, tmp_path, [SEQUENCE], []), lambda: read_as(name, tmp_path, [SEQUENCE])):
+        with pytest.raises(ImportError, match=asks):
+            use()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:

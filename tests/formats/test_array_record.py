@@ -1,15 +1,12 @@
 """`array_record`, read back by grain and protobuf, and by its own reader."""
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-import beam_prep as bp
 from beam_prep.data.ragged import Ragged
-from beam_prep.errors import ConfigError
 from beam_prep.formats import array_record
 from tests.formats.shards import ALL, SEQUENCE, joined, plain, random_rows, read_as, write_as
 
@@ -61,15 +58,3 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
     path.unlink()
     write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[2], [3]])}])
     assert plain(read(tmp_path, [SEQUENCE]).row(1)) == {"sequence": [3]}
-
-
-# What it refuses.
-
-
-def test_array_record_is_asked_for_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "array_record", None)
-    with pytest.raises(ConfigError, match=r"storage_format: .* pip install 'beam-prep\[array_record\]'"):
-        bp.Shard(str(tmp_path / "out"), formats=["bin", "array_record"])
-    with pytest.raises(ImportError, match=r"pip install 'beam-prep\[array_record\]'"):
-        write(tmp_path, [SEQUENCE], [])
-    assert list(tmp_path.iterdir()) == []

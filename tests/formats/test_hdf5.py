@@ -1,6 +1,5 @@
 """`h5`, read back by a few lines of h5py, and by its own reader."""
 
-import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -79,15 +78,6 @@ def test_every_dataset_is_aligned(tmp_path: Path) -> None:
 
 
 # What it refuses.
-
-
-def test_h5py_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"pip install 'beam-prep\[hdf5\]'"):
-        write(tmp_path, [SEQUENCE], [])
-    with pytest.raises(ImportError, match=r"pip install 'beam-prep\[hdf5\]'"):
-        read(tmp_path, [SEQUENCE])
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
