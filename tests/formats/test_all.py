@@ -149,7 +149,7 @@ def test_rows_are_views_of_the_file(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
 def test_a_reader_pickles_as_its_path_and_keeps_no_file_descriptor(name: str, tmp_path: Path) -> None:
-    """But a reader of ArrayRecord does: test_array_record.py."""
+    """But a reader of ArrayRecord does: test_tfrecord.py."""
     write_as(name, tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 100_000])}])
     before = len(os.listdir("/proc/self/fd"))
     readers = [read_as(name, tmp_path, [SEQUENCE]) for _ in range(5)]

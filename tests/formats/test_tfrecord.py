@@ -1,6 +1,7 @@
-"""`tfrecord`, read back by TensorFlow itself, and by its own reader; its bytes are those of protobuf."""
+"""`tfrecord`, read back by TensorFlow itself, and `array_record`, by grain; their records are those of protobuf."""
 
 import json
+import os
 import struct
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,22 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.tfrecord import decode_example, encode_examples, features
-from tests.formats.shards import DTYPES, MASK, REWARDS, SEQUENCE, SEQUENCES, Slices, read_as, rows_of, sft, write_as
+from tests.formats.shards import (
+    ALL,
+    DTYPES,
+    MASK,
+    REWARDS,
+    SEQUENCE,
+    SEQUENCES,
+    Slices,
+    joined,
+    plain,
+    random_rows,
+    read_as,
+    rows_of,
+    sft,
+    write_as,
+)
 
 RESPONSES = Column("responses", "int32", 2, "ids")
 
@@ -189,3 +205,48 @@ def test_tensorflow_parses_every_kind_of_column_and_writes_these_bytes(tf: Any, 
         "responses/lengths": [[2, 0, 1], [], [1]],
         "rewards": rewards,
     }
+
+
+# array_record, read back by grain and protobuf
+
+
+def test_grain_reads_the_records_of_all_shards_in_any_order(tmp_path: Path) -> None:
+    """And they are what MaxText's grain pipeline parses: int64 lists of `tf.train.Example`."""
+    pytest.importorskip("array_record")
+    grain = pytest.importorskip("grain")
+    train = pytest.importorskip("tensorflow").train
+    parts = [random_rows(300, 1), random_rows(7, 2)]
+    paths = [str(write_as("array_record", tmp_path, ALL, [rows], shard)) for shard, rows in enumerate(parts)]
+    source = grain.sources.ArrayRecordDataSource(paths)
+    wanted = joined(parts)
+    assert len(source) == 307
+    for index in (306, 0, 299, 300, 17):
+        features = train.Example.FromString(source[index]).features.feature
+        assert list(features["sequence"].int64_list.value) == wanted["sequence"][index]
+        assert list(features["loss_mask"].int64_list.value) == wanted["loss_mask"][index]
+        assert list(features["responses/lengths"].int64_list.value) == [len(row) for row in wanted["responses"][index]]
+        assert list(features["rewards"].float_list.value) == wanted["rewards"][index]
+    shuffled = list(grain.MapDataset.source(source).shuffle(seed=3))
+    assert sorted(shuffled) == sorted(source[index] for index in range(307))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
+def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array_record = pytest.importorskip("beam_prep.formats.array_record")
+    pytest.importorskip("array_record")
+    for shard in range(70):
+        write_as("array_record", tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[shard]])}], shard)
+    array_record.opened_file.cache_clear()
+    before = len(os.listdir("/proc/self/fd"))
+    readers = [read_as("array_record", tmp_path, [SEQUENCE], shard) for shard in range(70)]
+    assert [plain(reader.row(0))["sequence"] for reader in readers] == [[shard] for shard in range(70)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 64
+
+
+def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    pytest.importorskip("array_record")
+    path = write_as("array_record", tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1]])}])
+    assert plain(read_as("array_record", tmp_path, [SEQUENCE]).row(0)) == {"sequence": [1]}
+    path.unlink()
+    write_as("array_record", tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[2], [3]])}])
+    assert plain(read_as("array_record", tmp_path, [SEQUENCE]).row(1)) == {"sequence": [3]}

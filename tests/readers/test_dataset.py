@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,25 +15,19 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_of
 from tests.readers.conftest import IDS, documents
 
 CHATS = ROOT / "examples" / "data" / "chat.jsonl"
 
 
-def make(folder: Path, config: str, **output: Any) -> Path:
-    """The output of a config of the project over the chats."""
-    settings = json.loads((ROOT / "configs" / f"{config}.json").read_text())
-    given = PipelineConfig.from_dict(settings | {"output": output})
-    job = Pipeline(given, [str(CHATS)], folder / "out", ROOT / "examples" / "tokenizer")
-    return Path(job.run(["--runner=FnApiRunner"]).output)
-
-
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def many(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Path:
     """Many domains, some of several shards, in two formats."""
     output = {"domain_key": "domain", "max_tokens_per_shard": 5_000, "storage_format": ["bin", "tfrecord"]}
-    return make(tmp_path_factory.mktemp("many"), "sft_chat", **output)
+    config = PipelineConfig.from_dict(config_of("sft_chat", output=output))
+    job = Pipeline(config, [str(CHATS)], tmp_path_factory.mktemp("many") / "out", tokenizer_path)
+    return Path(job.run(["--runner=FnApiRunner"]).output)
 
 
 @pytest.fixture

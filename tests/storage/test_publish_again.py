@@ -18,7 +18,7 @@ from beam_prep.storage import stores
 from beam_prep.storage.output import LocalOutput, Staging, StoredOutput
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import read_bytes
-from tests.conftest import ROOT, write_lines
+from tests.conftest import ROOT, tree, write_lines
 from tests.storage.memory import MemoryStore
 
 CONFIG = bp.PipelineConfig.from_dict(
@@ -115,8 +115,7 @@ def digests(folder: str) -> dict[str, str]:
     if "://" in folder:
         named = {found.path[len(folder) + 1 :]: read_bytes(found.path) for found in stores.listed(f"{folder}/")}
     else:
-        files = (path for path in Path(folder).rglob("*") if path.is_file())
-        named = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+        named = tree(folder, ())
     # What says when and how a run was made differs between two runs; the folder of launches is not the output.
     return {
         name: hashlib.sha256(data).hexdigest()
