@@ -1,4 +1,4 @@
-"""The bytes of `bin` and `npy`, by numpy, json and gzip alone. OLMo-core reads `npy`: tests/trainers/test_olmo.py."""
+"""`bin` and `npy`, read by numpy, json and gzip alone. The bytes of `bin` are goldens."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from tests.formats.shards import MASK, MASKS, RESPONSES, SEQUENCE, SEQUENCES, files, plain, read_as, sft, write_as
+from tests.formats.shards import RESPONSES, SEQUENCE, files, plain, read_as, sft, write_as
 
 WIDE_MASK = Column("loss_mask", "int32", 1, "mask", of="sequence")
 
@@ -25,17 +25,6 @@ def foreign(folder: Path) -> dict[str, list[Any]]:
         borders = entry["offsets"]
         rows[key] = [values[a:b].tolist() for a, b in pairwise(borders)]
     return rows
-
-
-def test_a_single_shard_lies_in_the_domains_folder(tmp_path: Path) -> None:
-    write_as("bin", tmp_path, [SEQUENCE, MASK], [sft()])
-    assert files(tmp_path) == {
-        "sequence.bin": np.array([5, 6, 7, -1, 2**31 - 1], "<i4").tobytes(),
-        "loss_mask.bin": bytes([0, 1, 1, 1, 0]),
-        "meta.json": b'{"sequence": {"shape": [5], "dtype": "int32", "offsets": [0, 3, 3, 5]}, '
-        b'"loss_mask": {"shape": [5], "dtype": "bool", "offsets": [0, 3, 3, 5]}}',
-    }
-    assert foreign(tmp_path) == {"sequence": SEQUENCES, "loss_mask": MASKS}
 
 
 def test_lists_of_lists_keep_both_borders_and_read_flat(tmp_path: Path) -> None:

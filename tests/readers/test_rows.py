@@ -118,7 +118,7 @@ def outputs(draw: st.DrawFn) -> dict[tuple[str, str], list[int]]:
     """(split, domain) -> rows of each of its shards, in the order of a manifest."""
     parts = [(split, domain) for split in SPLITS for domain in DOMAINS]
     here = draw(st.lists(st.sampled_from(parts), min_size=1, unique=True))
-    return {part: draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)) for part in parts if part in here}
+    return {part: draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)) for part in parts if part in here}
 
 
 def firsts(rows: Dataset) -> list[int]:

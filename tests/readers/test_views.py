@@ -24,14 +24,14 @@ from beam_prep.shards.pack import pack_columns, plan_packs
 from tests.readers.conftest import IDS, LABELS, MASK, documents, write
 
 STRATEGIES = ["bfd", "bfd_split", "wrapped", "simple"]
-LENGTHS = np.random.default_rng(5).integers(0, 40, 300).tolist()
+LENGTHS = np.random.default_rng(5).integers(0, 40, 160).tolist()
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """300 documents in four shards of two domains."""
+    """160 documents in four shards of two domains."""
     rows = documents(LENGTHS)
-    shards = {"a": [rows[:70], rows[70:150]], "b": [rows[150:151], rows[151:]]}
+    shards = {"a": [rows[:40], rows[40:80]], "b": [rows[80:81], rows[81:]]}
     return bp.open(write(tmp_path_factory.mktemp("packed") / "out", [IDS, MASK, LABELS], shards))
 
 
