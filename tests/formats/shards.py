@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS, Format, ShardReader
+from tests.conftest import tree
 
+files = partial(tree, leave_out=())
 Slices = Sequence[dict[str, Ragged]]
 
 SEQUENCE = Column("sequence", "int32", 1, "ids")
@@ -133,9 +136,3 @@ def rows_from(rows: dict[str, Ragged]) -> list[dict[str, Any]]:
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value.to_lists() if isinstance(value, Ragged) else value.tolist() for name, value in row.items()}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }

@@ -21,26 +21,9 @@ from tests.storage.memory import MemoryStore
 URL = "mem://bucket/out"
 
 
-class Counted(MemoryStore):
-    """Notes which objects are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: list[str] = []
-
-    def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
-        self.read.append(path.removeprefix(f"{URL}/"))
-        return super().get(path, start, stop, version)
-
-
-@pytest.fixture
-def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    from beam_prep.storage import stores as clients
-
-    made = Counted()
-    monkeypatch.setitem(clients.CLIENTS, "mem", (lambda options: made, ""))
-    clients.client_for.cache_clear()
-    return made
+def read(store: MemoryStore) -> list[str]:
+    """What was read, within the output."""
+    return [path.removeprefix(f"{URL}/") for path in store.read]
 
 
 def upload(folder: Path, store: MemoryStore, url: str = URL) -> None:
@@ -63,61 +46,63 @@ ROWS = 5
 
 @pytest.mark.parametrize("formats", ["bin", "tfrecord", "arrow", "h5"])
 def test_rows_are_those_of_the_output_and_each_file_is_fetched_once(
-    formats: str, output: Callable[..., Path], objects: Counted, tmp_path: Path
+    formats: str, output: Callable[..., Path], store: MemoryStore, tmp_path: Path
 ) -> None:
     folder = output([IDS, MASK], PARTS, formats)
-    upload(folder, objects)
+    upload(folder, store)
     dataset = bp.open(URL, cache=tmp_path / "cache")
     assert (len(dataset), dataset.domains, dataset.path) == (ROWS, ("a", "b"), URL)
-    assert objects.read == ["manifest.json"]
-    objects.read.clear()
+    assert read(store) == ["manifest.json"]
+    store.read.clear()
     assert dataset[3]["input_ids"].tolist() == documents([7], first=500)[0]["input_ids"]
-    assert {name.split("/")[0] for name in objects.read} == {"b"}
+    assert {name.split("/")[0] for name in read(store)} == {"b"}
     assert ids(dataset) == ids(bp.open(folder))
-    assert sorted(objects.read) == sorted({*objects.read})
-    objects.read.clear()
+    assert sorted(read(store)) == sorted({*read(store)})
+    store.read.clear()
     again = bp.open(URL, cache=tmp_path / "cache")
     assert ids(again) == ids(dataset) == ids(dataset.packed(1000, None, "simple"))
-    assert objects.read == ["manifest.json"]
+    assert read(store) == ["manifest.json"]
 
 
-def test_a_copy_that_was_cut_is_fetched_again(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
-    upload(output([IDS, MASK], PARTS), objects)
+def test_a_copy_that_was_cut_is_fetched_again(output: Callable[..., Path], store: MemoryStore, tmp_path: Path) -> None:
+    upload(output([IDS, MASK], PARTS), store)
     wanted = ids(bp.open(URL, cache=tmp_path / "cache"))
     for path in (tmp_path / "cache").glob("*-*/**/*.bin"):
         path.write_bytes(path.read_bytes()[:-1])
     assert ids(bp.open(URL, cache=tmp_path / "cache")) == wanted
 
 
-def test_of_a_split_only_its_shards_are_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+def test_of_a_split_only_its_shards_are_fetched(
+    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
+) -> None:
     train, test = documents([5, 6]), documents([3], first=100)
     folder = output([IDS, MASK], {"train/a": [train, train], "train/b": [train], "test/a": [test]})
     split_up(folder)
-    upload(folder, objects)
+    upload(folder, store)
     with pytest.raises(BeamPrepError, match=r"mem://bucket/out has the splits 'train' \(6 rows\), 'test' \(1 rows\): "):
         bp.open(URL, cache=tmp_path / "cache")
     dataset = bp.open(URL, split="test", cache=tmp_path / "cache")
     assert (dataset.domains, dataset.splits) == (("a",), ("test",))
     assert ids(dataset) == ids(pickle.loads(pickle.dumps(dataset))) == [test[0]["input_ids"]]
-    assert {name.split("/")[0] for name in objects.read} == {"manifest.json", "test"}
+    assert {name.split("/")[0] for name in read(store)} == {"manifest.json", "test"}
     assert ids(bp.open(URL, split="all", cache=tmp_path / "cache")) == ids(bp.open(folder, split="all"))
 
 
 def test_a_damaged_object_is_named_with_its_sha256(
-    output: Callable[..., Path], objects: Counted, tmp_path: Path
+    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
 ) -> None:
-    upload(output([IDS, MASK], PARTS), objects)
+    upload(output([IDS, MASK], PARTS), store)
     path = f"{URL}/b/input_ids.bin"
-    sound = objects._objects[path][0]
-    objects.put(path, bytes([sound[0] ^ 1]) + sound[1:], ANY, None)
+    sound = store._objects[path][0]
+    store.put(path, bytes([sound[0] ^ 1]) + sound[1:], ANY, None)
     dataset = bp.open(URL, cache=tmp_path / "cache")
     with pytest.raises(FormatError, match=rf"{path} is damaged: found sha256 [0-9a-f]{{64}}, manifest.json says "):
         dataset[4]
     assert kept(tmp_path / "cache") == []
-    objects.delete(path)
+    store.delete(path)
     with pytest.raises(FormatError, match=f"{path}: no such object, though manifest.json lists it"):
         dataset[4]
-    objects.put(path, sound, ANY, None)
+    store.put(path, sound, ANY, None)
     assert len(dataset[4]["input_ids"]) == 9
 
 
@@ -126,11 +111,11 @@ def size_of(cache: Path) -> int:
 
 
 def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
-    output: Callable[..., Path], objects: Counted, tmp_path: Path
+    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
 ) -> None:
     parts = {"a": [documents([100], first=1000 * number) for number in range(8)]}
     folder, cache = output([IDS, MASK], parts), tmp_path / "cache"
-    upload(folder, objects)
+    upload(folder, store)
     shard = sum(file["bytes"] for file in json.loads((folder / "manifest.json").read_text())["shards"][0]["files"])
     most = 3 * shard + shard // 2
     wanted = ids(bp.open(folder))
@@ -153,11 +138,13 @@ def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
         bp.open(URL, cache=tmp_path / "small", cache_bytes=10)[0]
 
 
-def test_the_latest_version_is_followed_and_held(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+def test_the_latest_version_is_followed_and_held(
+    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
+) -> None:
     for name, first in (("one", 0), ("two", 100)):
-        upload(output([IDS], {"a": [documents([3], first=first)]}), objects, f"{URL}/{name}")
+        upload(output([IDS], {"a": [documents([3], first=first)]}), store, f"{URL}/{name}")
         Versions(URL).point(name)
-    objects.clock = time.time
+    store.clock = time.time
     dataset = bp.open(URL, cache=tmp_path / "cache")
     assert dataset.path == f"{URL}/two"
     assert dataset[0]["input_ids"].tolist() == [100, 101, 102]
@@ -168,10 +155,10 @@ def test_the_latest_version_is_followed_and_held(output: Callable[..., Path], ob
     assert ids(bp.open(f"{URL}/one", cache=tmp_path / "cache")) == [[0, 1, 2]]
 
 
-def test_what_is_no_output_is_told(objects: Counted, tmp_path: Path) -> None:
+def test_what_is_no_output_is_told(store: MemoryStore, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=f"{URL} has no manifest.json: not an output of beam_prep"):
         bp.open(URL, cache=tmp_path)
-    objects.put(f"{URL}.failed/failure.json", b"{}", ANY, None)
+    store.put(f"{URL}.failed/failure.json", b"{}", ANY, None)
     for path in (f"{URL}/", f"{URL}.failed"):
         with pytest.raises(FormatError, match=f"holds no output, its run failed: the reason is in {URL}.failed/fail"):
             bp.open(path, cache=tmp_path)
@@ -180,7 +167,7 @@ def test_what_is_no_output_is_told(objects: Counted, tmp_path: Path) -> None:
 @pytest.mark.parametrize("outside", ["../../../stolen", "/stolen", "elsewhere"])
 @pytest.mark.parametrize("where", ["a file of a shard", "the folder of a domain", "both"])
 def test_what_a_manifest_lists_elsewhere_is_not_fetched(
-    where: str, outside: str, output: Callable[..., Path], objects: Counted, tmp_path: Path
+    where: str, outside: str, output: Callable[..., Path], store: MemoryStore, tmp_path: Path
 ) -> None:
     """What a store says is copied to this disk: a path out of the cache would be a way to any file."""
     folder = output([IDS, MASK], PARTS)
@@ -190,9 +177,9 @@ def test_what_a_manifest_lists_elsewhere_is_not_fetched(
     if where != "the folder of a domain":
         manifest["shards"][0]["files"][0]["path"] = outside if where == "a file of a shard" else f"{outside}/x"
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    upload(folder, objects)
+    upload(folder, store)
     dataset = bp.open(URL, cache=tmp_path / "cache")
     with pytest.raises(FormatError):
         dataset[0]
-    assert [name for name in objects.read if outside in name] == []
+    assert [name for name in read(store) if outside in name] == []
     assert [path for path in tmp_path.iterdir() if path.is_file()] == []

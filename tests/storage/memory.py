@@ -8,12 +8,13 @@ from beam_prep.storage.stores import ANY, Changed, ObjectInfo
 
 
 class MemoryStore:
-    """See `StoreClient`. Every write gives an object another version, as on GCS."""
+    """See `StoreClient`. Every write gives an object another version, as on GCS. `read`: the paths that were read."""
 
     def __init__(self) -> None:
         self._objects: dict[str, tuple[bytes, str, str | None, float]] = {}
         self.clock: Callable[[], float] = lambda: 0.0
         self._writes = 0
+        self.read: list[str] = []
 
     def find(self, path: str) -> ObjectInfo:
         if path not in self._objects:
@@ -22,6 +23,7 @@ class MemoryStore:
         return ObjectInfo(path, len(data), version, hashlib.md5(data).hexdigest(), updated, sha256)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
+        self.read.append(path)
         if version not in (None, self.find(path).version):
             raise Changed(path)
         return self._objects[path][0][start:stop]

@@ -68,28 +68,21 @@ def output(outputs: Outputs) -> Path:
     )
 
 
-def prefixes(output: Path, column: str) -> list[str]:
-    """As the shell lists them."""
-    return [str(path)[: -len(".idx")] for path in sorted(output.glob(f"*/shard_*-{column}.idx"))]
-
-
-def config(cache: Path, blend: Sequence[str], **changes: Any) -> GPTDatasetConfig:
+def built(kind: type, cache: Path, blend: Sequence[str]) -> Any:
     """A tokenizer of Megatron is more than `GPTDataset` needs: this one has ids that no row has."""
     tokenizer = SimpleNamespace(eod=60_000, pad=60_001, vocab_size=60_002, unique_identifiers={"class": "none"})
-    off = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
-    return GPTDatasetConfig(
+    config = GPTDatasetConfig(
         random_seed=1,
         sequence_length=LENGTH,
         blend=(list(blend), None),
         split="1,0,0",
         path_to_cache=str(cache),
         tokenizer=tokenizer,
-        **{**off, **changes},
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
     )
-
-
-def built(kind: type, cache: Path, blend: Sequence[str]) -> Any:
-    return BlendedMegatronDatasetBuilder(kind, [None, None, None], lambda: True, config(cache, blend)).build()[0]
+    return BlendedMegatronDatasetBuilder(kind, [None, None, None], lambda: True, config).build()[0]
 
 
 def stream(dataset: GPTDataset, column: str) -> Array:
@@ -98,17 +91,12 @@ def stream(dataset: GPTDataset, column: str) -> Array:
     return np.concatenate([pair[int(row)] for row in dataset.document_index])
 
 
-def masked() -> type:
-    """The class of the page."""
+def test_the_class_of_the_page_takes_the_loss_where_the_mask_says(output: Path, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     (code,) = [text for text in texts("python", "docs/formats.md") if "class MaskedGPTDataset" in text]
     exec(compile(code, "docs/formats.md", "exec"), names)
-    found: type = names["MaskedGPTDataset"]
-    return found
-
-
-def test_the_class_of_the_page_takes_the_loss_where_the_mask_says(output: Path, tmp_path: Path) -> None:
-    dataset = built(masked(), tmp_path, prefixes(output, "sequence")[:1])
+    first = min(output.glob("*/shard_*-sequence.idx"))
+    dataset = built(names["MaskedGPTDataset"], tmp_path, [str(first.with_suffix(""))])
     mask = stream(dataset, "loss_mask")
     counted = 0
     for index in range(len(dataset)):

@@ -34,24 +34,20 @@ def shards(output: Path) -> list[list[dict[str, Any]]]:
     return [list(ds[a:b]) for a, b in pairwise(borders.tolist())]
 
 
-def settings(output: Path, folder: Path) -> dict[str, Any]:
+def test_instances_of_a_fixed_length_are_the_rows_one_after_the_other(output: Path, tmp_path: Path) -> None:
     tokenizer = bp.open(output).tokenizer
     assert tokenizer is not None
     eos = tokenizer.id_of("eos_token")
     assert eos is not None
-    return {
-        "paths": [str(output / "__default__" / "sequence" / "*.npy")],
-        "label_mask_paths": [str(output / "__default__" / "loss_mask" / "*.npy")],
-        "expand_glob": True,
-        "sequence_length": LENGTH,
-        "tokenizer": TokenizerConfig(vocab_size=60_000, eos_token_id=eos, pad_token_id=eos),
-        "dtype": NumpyDatasetDType.uint32,
-        "work_dir": str(folder),
-    }
-
-
-def test_instances_of_a_fixed_length_are_the_rows_one_after_the_other(output: Path, tmp_path: Path) -> None:
-    dataset = NumpyFSLDatasetConfig(**settings(output, tmp_path)).build()
+    dataset = NumpyFSLDatasetConfig(
+        paths=[str(output / "__default__" / "sequence" / "*.npy")],
+        label_mask_paths=[str(output / "__default__" / "loss_mask" / "*.npy")],
+        expand_glob=True,
+        sequence_length=LENGTH,
+        tokenizer=TokenizerConfig(vocab_size=60_000, eos_token_id=eos, pad_token_id=eos),
+        dtype=NumpyDatasetDType.uint32,
+        work_dir=str(tmp_path),
+    ).build()
     dataset.prepare()
     ids: list[Any] = []
     masks: list[Any] = []
