@@ -109,11 +109,8 @@ class TestShareGPT:
         assert outcome(adapter("sharegpt"), row) == {"messages": says(("assistant", text))}
 
     def test_sides_of_a_preference(self) -> None:
-        row: dict[str, Any] = {
-            "conversations": talk(("human", "q")),
-            "chosen": talk(("gpt", "good")),
-            "rejected": talk(("gpt", "bad")),
-        }
+        row: Row = {"chosen": talk(("gpt", "good")), "rejected": talk(("gpt", "bad"))}
+        row["conversations"] = talk(("human", "q"))
         assert outcome(adapter("sharegpt"), row) == {
             "messages": says(("user", "q")),
             "chosen": says(("assistant", "good")),
@@ -168,19 +165,10 @@ class TestAlpaca:
         assert outcome(adapt, row) == ("no_place", message.replace("system", "history"))
 
     def test_the_prompt_of_a_pair(self) -> None:
-        row: Row = {
-            "instruction": "c",
-            "input": "d",
-            "system": "s",
-            "history": [["a", "b"]],
-            "chosen": "x",
-            "output": "kept",
-        }
-        assert outcome(adapter("alpaca", to="preference"), row) == {
-            "prompt": says(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c\nd")),
-            "chosen": "x",
-            "output": "kept",
-        }
+        kept = {"chosen": "x", "output": "kept"}
+        row: Row = {"instruction": "c", "input": "d", "system": "s", "history": [["a", "b"]], **kept}
+        prompt = says(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c\nd"))
+        assert outcome(adapter("alpaca", to="preference"), row) == {"prompt": prompt, **kept}
         row = {"prompt": "c", "chosen": says(("user", "c"), ("assistant", "x"))}
         found = outcome(adapter("alpaca", to="preference", instruction="prompt"), row)
         assert found == {**row, "prompt": says(("user", "c"))}
@@ -188,61 +176,53 @@ class TestAlpaca:
         assert found[0] == "field_taken"
 
 
-class TestOptions:
-    @pytest.mark.parametrize(
-        ("name", "options", "message"),
-        [
-            ("sharegtp", {}, "unknown adapter 'sharegtp'; did you mean 'sharegpt'? known: sharegpt, alpaca"),
-            ("alpaca", {"sep": ""}, "adapter 'alpaca': 'sep' is '': Unexpected keyword argument; its options: to, sep"),
-            ("sharegpt", {"roles": "drop"}, "adapter 'sharegpt': 'roles' is 'drop': Input should be "),
-            ("alpaca", {"to": "text"}, "adapter 'alpaca': 'to' is 'text': Input should be 'messages', 'prompt_"),
-        ],
-    )
-    def test_errors(self, name: str, options: Row, message: str) -> None:
-        with pytest.raises(ConfigError) as error:
-            adapter(name, **options)
-        assert message in str(error.value)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sharegtp", {}, "unknown adapter 'sharegtp'; did you mean 'sharegpt'? known: sharegpt, alpaca"),
+        ("alpaca", {"sep": ""}, "adapter 'alpaca': 'sep' is '': Unexpected keyword argument; its options: to, sep"),
+        ("sharegpt", {"roles": "drop"}, "adapter 'sharegpt': 'roles' is 'drop': Input should be "),
+        ("alpaca", {"to": "text"}, "adapter 'alpaca': 'to' is 'text': Input should be 'messages', 'prompt_"),
+    ],
+)
+def test_wrong_options_are_errors(name: str, options: Row, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        adapter(name, **options)
+    assert message in str(error.value)
 
 
-class TestTools:
-    def test_odd_file(self) -> None:
-        given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
-        assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
+def test_tools_and_variables_of_a_template_are_read() -> None:
+    given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
+    assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
+    each = {"tools": ['{"name": "f"}', {"name": "g"}]}  # JSON each, or not
+    assert outcome(tools, each) == [{"name": "f"}, {"name": "g"}]
+    assert template_kwargs({}) == template_kwargs({"chat_template_kwargs": None}) == {}
+    assert template_kwargs({"chat_template_kwargs": {"thinking": False}}) == {"thinking": False}
+    assert template_kwargs({"chat_template_kwargs": ' {"thinking": false}'}) == {"thinking": False}
 
-    def test_template_kwargs(self) -> None:
-        assert template_kwargs({}) == template_kwargs({"chat_template_kwargs": None}) == {}
-        assert template_kwargs({"chat_template_kwargs": {"thinking": False}}) == {"thinking": False}
-        assert template_kwargs({"chat_template_kwargs": ' {"thinking": false}'}) == {"thinking": False}
+
+@pytest.mark.parametrize(
+    ("row", "mask"),
+    [
+        ({"input_ids": [5, 0, 2**31 - 1]}, [1, 1, 1]),
+        ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [0, 1, 0]),
+        ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, -100]}, [0, 1, 0]),
+        ({"input_ids": [], "labels": []}, []),
+    ],
+)
+def test_ids_are_taken_as_they_are_with_what_all_masks_train(row: Row, mask: list[int]) -> None:
+    found = outcome(of_ids, row)
+    assert (found[0].dtype, found[1].dtype) == (np.int32, np.uint8)
+    assert found[0].tolist() == row["input_ids"]
+    assert found[1].tolist() == mask
 
 
-class TestTokenized:
-    @pytest.mark.parametrize(
-        ("row", "mask"),
-        [
-            ({"input_ids": [5, 0, 2**31 - 1]}, [1, 1, 1]),
-            ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [0, 1, 0]),
-            ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, -100]}, [0, 1, 0]),
-            ({"input_ids": [], "labels": []}, []),
-        ],
-    )
-    def test_rows(self, row: Row, mask: list[int]) -> None:
-        found = outcome(of_ids, row)
-        assert (found[0].dtype, found[1].dtype) == (np.int32, np.uint8)
-        assert found[0].tolist() == row["input_ids"]
-        assert found[1].tolist() == mask
-
-    @pytest.mark.parametrize("row", [{"input_ids": None, "labels": [1]}, {"text": "x"}])
-    def test_others(self, row: Row) -> None:
-        assert outcome(of_ids, row) is None
+@pytest.mark.parametrize("row", [{"input_ids": None, "labels": [1]}, {"text": "x"}])
+def test_a_record_without_ids_is_none_of_ids(row: Row) -> None:
+    assert outcome(of_ids, row) is None
 
 
 SHAREGPT, ALPACA = adapter("sharegpt"), adapter("alpaca")
-
-
-def test_tools_may_be_json_each() -> None:
-    given = {"tools": ['{"name": "f"}', {"name": "g"}]}
-    assert tools(given) == [{"name": "f"}, {"name": "g"}]
-    assert given["tools"][0] == '{"name": "f"}'
 
 
 def alpaca(**row: Any) -> Row:
@@ -276,22 +256,12 @@ def of_ids(record: Row) -> Any:
         (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted a token id"),
         (of_ids, {"input_ids": [2**31]}, "bad_id", "is a number (2147483648), wanted a token id"),
         (of_ids, {"input_ids": [5, 2**64]}, "bad_id", "is a number (18446744073709551616), wanted"),
-        (
-            of_ids,
-            {"input_ids": [5, 6], "labels": [5]},
-            "count_mismatch",
-            "'labels' has 1 values, wanted 2: one",
-        ),
+        (of_ids, {"input_ids": [5, 6], "labels": [5]}, "count_mismatch", "'labels' has 1 values, wanted 2: one"),
         (of_ids, {"input_ids": [5, 6], "labels": [6, -100]}, "labels_differ", "is 6 where the id is 5, wanted"),
         (of_ids, {"input_ids": [5], "loss_mask": [2]}, "wrong_type", "'loss_mask[0]' is a number (2), wanted"),
         (of_ids, {"input_ids": [5], "completion_mask": [0.5]}, "wrong_type", "is a number (0.5), wanted 0 or 1"),
         (of_ids, {"input_ids": [5, 9], "attention_mask": [1, 0]}, "padded", "'attention_mask' has zeros, wanted rows"),
-        (
-            of_ids,
-            {"input_ids": [5, 9], "position_ids": [0, 0]},
-            "packed",
-            "says that the row holds 2 documents, wanted",
-        ),
+        (of_ids, {"input_ids": [5, 9], "position_ids": [0, 0]}, "packed", "says that the row holds 2 documents, "),
         (of_ids, {"input_ids": [5, 9, 9], "seq_lengths": [2, 1]}, "packed", "'seq_lengths' says that the row holds 2"),
     ],
 )

@@ -38,9 +38,9 @@ FOUND: dict[str, tuple[dict[str, Any], str, Any]] = {
     ),
     "a part without a type": (chat([{"image": "a.png"}, ASK]), "'messages[0].content[0]' is a file: ", [ASK]),
     "a field of the message": (
-        chat("What is it?", own={"images": ["a.png"]}),
+        chat("What?", own={"images": ["a.png"]}),
         "'messages[0].images' holds a file: ",
-        "What is it?",
+        "What?",
     ),
     "a placeholder before": (
         chat("<image>\nWhat is it?", images=["a.png"]),
@@ -53,11 +53,7 @@ FOUND: dict[str, tuple[dict[str, Any], str, Any]] = {
         "What? ",
     ),
     "a document": ({"text": "See <image> here.", "images": ["a.png"]}, "'text' has '<image>'", "See  here."),
-    "frames": (
-        chat("What?", own={"frames": ["clips/a 1.jpg", "clips/a 2.jpg"]}),
-        "'messages[0].frames' holds a file: ",
-        "What?",
-    ),
+    "frames": (chat("What?", own={"frames": ["clips/a 1.jpg"]}), "'messages[0].frames' holds a file: ", "What?"),
     "bytes": (chat("What?", own={"picture": {"binary": 12}}), "'messages[0].picture' holds a file: ", "What?"),
     "a PDF": (
         chat(f"What? data:application/pdf;base64,JVBERi0xLjQK{'AQAA' * 40}"),
@@ -81,14 +77,8 @@ TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
         }.items()
     },
     "a path that begins like JPEG": (CHAT, chat("See /9j/4" + "a/" * 80)),
-    "an SVG in CSS": (
-        CHAT,
-        chat("url(data:image/svg+xml;base64,PHN2ZyB4bWxucz0i" + "A" * 60 + ")"),
-    ),
-    "a field that is not read": (
-        DOCUMENT,
-        {"text": "Hi", "messages": [{"role": "user", "content": [{"type": "image"}]}]},
-    ),
+    "an SVG in CSS": (CHAT, chat("url(data:image/svg+xml;base64,PHN2ZyB4bWxucz0i" + "A" * 60 + ")")),
+    "a field that is not read": (DOCUMENT, {"text": "Hi", "messages": chat([{"type": "image"}])["messages"]}),
 }
 
 

@@ -57,66 +57,46 @@ def pair(prompt: Any, chosen: Any, rejected: Any) -> Row:
 
 ONCE = ([ASK], [HERON], [ROBIN])
 
-CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
+PROMPTED = ([SYSTEM, ASK], [HERON], [ROBIN])
+CONVERSATION = [ASK, HERON, OTHER]
+CALLED = [ASK, CALL, RESULT]
+FOUND, OTHERS = {**RESULT, "tool_call_id": "a"}, {**RESULT, "tool_call_id": "b"}
+AGAIN = [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]
+NEXT = [OTHER, HERON], [OTHER, ROBIN]
+Sides = tuple[Any, Any, Any]
+
+CONVERSATIONS: dict[str, tuple[Sides, Sides]] = {
     "both sides begin with the prompt": (([ASK], [ASK, HERON], [ASK, ROBIN]), ONCE),
     "the prompt is a text with other white space": ((" Which bird wades?\n", [ASK, HERON], [ASK, ROBIN]), ONCE),
-    "the prompt lacks the system message of the sides": (
-        ([ASK], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
-        ([SYSTEM, ASK], [HERON], [ROBIN]),
-    ),
-    "the sides lack the system message of the prompt": (
-        ([SYSTEM, ASK], [ASK, HERON], [ASK, ROBIN]),
-        ([SYSTEM, ASK], [HERON], [ROBIN]),
-    ),
-    "the prompt is a system message alone, the sides are conversations": (
-        ([SYSTEM], [ASK, HERON], [ASK, ROBIN]),
-        ([SYSTEM, ASK], [HERON], [ROBIN]),
-    ),
+    "the prompt has no system message": (([ASK], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]), PROMPTED),
+    "the sides have no system message": (([SYSTEM, ASK], [ASK, HERON], [ASK, ROBIN]), PROMPTED),
+    "the prompt is a system message alone": (([SYSTEM], [ASK, HERON], [ASK, ROBIN]), PROMPTED),
     "the prompt is the last turn of what the sides begin with": (
-        ("Which tree bends?", [ASK, HERON, OTHER, HERON], [ASK, HERON, OTHER, ROBIN]),
-        ([ASK, HERON, OTHER], [HERON], [ROBIN]),
+        ("Which tree bends?", [*CONVERSATION, HERON], [*CONVERSATION, ROBIN]),
+        (CONVERSATION, [HERON], [ROBIN]),
     ),
-    "the sides begin with the last turn of the prompt": (
-        ([ASK, HERON, OTHER], [OTHER, HERON], [OTHER, ROBIN]),
-        ([ASK, HERON, OTHER], [HERON], [ROBIN]),
-    ),
+    "the sides begin with the last turn of the prompt": ((CONVERSATION, *NEXT), (CONVERSATION, [HERON], [ROBIN])),
     "the sides begin with the result that ends the prompt": (
-        ([ASK, CALL, RESULT], [RESULT, HERON], [RESULT, ROBIN]),
-        ([ASK, CALL, RESULT], [HERON], [ROBIN]),
+        (CALLED, [RESULT, HERON], [RESULT, ROBIN]),
+        (CALLED, [HERON], [ROBIN]),
     ),
-    "the sides begin with the result of the prompt's other call": (
-        ([ASK, CALL, {**RESULT, "tool_call_id": "a"}], [{**RESULT, "tool_call_id": "b"}, HERON], [ROBIN]),
-        ([ASK, CALL, {**RESULT, "tool_call_id": "a"}], [{**RESULT, "tool_call_id": "b"}, HERON], [ROBIN]),
-    ),
-    "sides that begin with the prompt's last call make it again": (
-        ([ASK, CALL, RESULT], [CALL, RESULT, HERON], [ROBIN]),
-        ([ASK, CALL, RESULT], [CALL, RESULT, HERON], [ROBIN]),
-    ),
-    "answers that share their first message are answers": (
-        ([ASK], [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]),
-        ([ASK], [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]),
-    ),
+    **{
+        about: (sides, sides)
+        for about, sides in {
+            "the sides begin with the result of another call": ([ASK, CALL, FOUND], [OTHERS, HERON], [ROBIN]),
+            "sides make the prompt's last call again": (CALLED, [CALL, RESULT, HERON], [ROBIN]),
+            "answers that share their first message are answers": ([ASK], *AGAIN),
+            "a continuation that the user begins, after an answer": ([ASK, HERON], *NEXT),
+        }.items()
+    },
     "sides that are texts after a prompt of messages": (([ASK], "A heron.", "A robin."), ONCE),
     "nulls of a table in the sides alone": (
         ([ASK], [{**ASK, "name": None, "tool_calls": []}, HERON], [{**ASK, "name": None}, ROBIN]),
         ([{**ASK, "name": None, "tool_calls": []}], [HERON], [ROBIN]),
     ),
-    "texts that begin with a question of several words": (
-        (LONG, f"{LONG} A heron.", f"{LONG}\nA robin."),
-        ([user(LONG)], [HERON], [ROBIN]),
-    ),
-    "the prompt's messages have keys that those of the sides have not": (
-        ([{**ASK, "id": "m1"}], [ASK, HERON], [{**ASK, "time": 3}, ROBIN]),
-        ONCE,
-    ),
-    "the prompt's roles have other names": (
-        ([{"role": "human", "content": ASK["content"]}], [ASK, HERON], [{**ASK, "role": "USER"}, ROBIN]),
-        ONCE,
-    ),
-    "a continuation that the user begins, after an answer": (
-        ([ASK, HERON], [OTHER, HERON], [OTHER, ROBIN]),
-        ([ASK, HERON], [OTHER, HERON], [OTHER, ROBIN]),
-    ),
+    "texts that begin with a question": ((LONG, f"{LONG} A heron.", f"{LONG}\nA robin."), ([user(LONG)], *ONCE[1:])),
+    "other keys in the prompt": (([{**ASK, "id": "m1"}], [ASK, HERON], [{**ASK, "time": 3}, ROBIN]), ONCE),
+    "other roles in the prompt": (([{**ASK, "role": "human"}], [ASK, HERON], [{**ASK, "role": "USER"}, ROBIN]), ONCE),
 }
 
 
@@ -128,10 +108,7 @@ def test_a_prompt_of_messages_stands_once(case: str, template: str) -> None:
         assert outcome(pair(*given), template, implicit) == wanted
 
 
-OF_PAIRS = (
-    "the prompt is a system message alone, the sides are conversations",
-    "texts that begin with a question of several words",
-)
+OF_PAIRS = ("the prompt is a system message alone", "texts that begin with a question")
 """Cases in which only the other side shows where the answer begins."""
 
 
@@ -141,13 +118,11 @@ def test_a_completion_is_a_side_by_itself(case: str) -> None:
     assert outcome({"prompt": prompt, "completion": side}, "conversation") == wanted[:2]
 
 
-REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
+WADES = "Which bird wades here?"
+NAMED, SPACED = {**ASK, "name": "Ann"}, WADES.replace(" here", "  here")
+REFUSED: dict[str, tuple[Sides, str, tuple[str, ...]]] = {
     "another question": (([ASK], [OTHER, HERON], [ASK, ROBIN]), "prompt_differs", ("Which bird", "Which tree")),
-    "a question of another name": (
-        ([ASK], [{**ASK, "name": "Ann"}, HERON], [ASK, ROBIN]),
-        "prompt_differs",
-        ("Which bird",),
-    ),
+    "a question of another name": (([ASK], [NAMED, HERON], [ASK, ROBIN]), "prompt_differs", ("Which bird",)),
     "a system message of one side": (
         ([ASK], [SYSTEM, ASK, HERON], [ASK, ROBIN]),
         "prompt_differs",
@@ -159,18 +134,10 @@ REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
         ("Be brief.", "Which bird"),
     ),
     "a side that is the prompt alone": (([ASK], [ASK], [ASK, ROBIN]), "no_answer", ("'chosen'", "Which bird")),
-    "sides that are equal without the prompt": (
-        ([ASK], [ASK, HERON], [HERON]),
-        "equal_sides",
-        ("once the prompt is taken out of them",),
-    ),
-    "text and its prompt alone": (
-        ("Which bird wades here?", "Which bird wades here?", "Which bird  wades here? A robin."),
-        "no_answer",
-        ("'chosen'", "here?"),
-    ),
+    "equal answers": (([ASK], [ASK, HERON], [HERON]), "equal_sides", ("once the prompt is taken out of them",)),
+    "text and its prompt alone": ((WADES, WADES, f"{SPACED} A robin."), "no_answer", ("'chosen'", "here?")),
     "texts that repeat a text, but for blanks": (
-        ("Which bird wades here?", "Which bird wades  here? A heron.", "Which bird wades here? A robin."),
+        (WADES, f"{SPACED} A heron.", f"{WADES} A robin."),
         "prompt_differs",
         ("A heron.",),
     ),
@@ -188,20 +155,14 @@ def test_sides_that_fit_neither_are_rejects_that_show_both(case: str) -> None:
 
 # Texts.
 
+BLUE, ASKS = ("The sky is", "The sky is blue.", "The sky is green."), "Which bird wades? "
+SKYLINE = ("The sky", "The skyline.", "The skyscraper.")
+OTHERWISE = (ASKS, "Which bird, you ask? A heron.", "Which bird? A robin.")
 TEXTS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
-    "both sides begin with the prompt": (
-        ("The sky is", "The sky is blue.", "The sky is green."),
-        ("The sky is", " blue.", " green."),
-    ),
+    "both sides begin with the prompt": (BLUE, ("The sky is", " blue.", " green.")),
     "the prompt ends in a space": (("Sky? ", "Sky? Blue.", "Sky? Green."), ("Sky? ", "Blue.", "Green.")),
-    "another word that begins as the prompt does": (
-        ("The sky", "The skyline.", "The skyscraper."),
-        ("The sky", "The skyline.", "The skyscraper."),
-    ),
-    "first words that look like the prompt, and differ": (
-        ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
-        ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
-    ),
+    "another word that begins as the prompt does": (SKYLINE, SKYLINE),
+    "first words that look like the prompt, and differ": (OTHERWISE, OTHERWISE),
 }
 
 

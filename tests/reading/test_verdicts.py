@@ -143,42 +143,31 @@ def test_what_judges_answers_is_found_in_all_its_forms(name: str) -> None:
     assert ("keep_fields" in found.mend) is (found.name == name)  # only a field of the record can be kept
 
 
-NEUTRAL: dict[str, Any] = {
-    "scores": ({"toxicity": 0.001, "overall": 4}, {"toxicity": 0.3, "overall": 5}),
-    "score": (2, 5, 3, 11, 1, 4, 250),
-    "label": (0, 1, 2),
-    "status": ("failed", "ok", "pending"),
-    "meta": ({"finish_reason": "failed"}, {"finish_reason": "passed"}),
-    "is_test": (False, True),
-}
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_counts_open_scales_and_classes_mark_nothing_as_bad(name: str) -> None:
-    assert not any(bad for _, bad in judged(PAIR, answered(name, *NEUTRAL[name])))
-
-
 @pytest.mark.parametrize(
     ("name", "values", "bad"),
     [
-        ("rating", (1, 1, 1, 5), (0, 1, 2)),  # most are bad
-        ("score", (250, 3, -4), (2,)),
-        ("thumbs", ("up", "none", "down", None), (2,)),
-        ("score", (float("nan"), 1.0, 0.0), (2,)),
-        ("rejected", ("no", "yes"), (1,)),
-        ("feedback", (1, -1, 0), (1,)),
+        ("rating", (1, 1, 1, 5), [(0, 1, 2)]),  # most are bad
+        ("score", (250, 3, -4), [(2,)]),
+        ("thumbs", ("up", "none", "down", None), [(2,)]),
+        ("score", (float("nan"), 1.0, 0.0), [(2,)]),
+        ("rejected", ("no", "yes"), [(1,)]),
+        ("feedback", (1, -1, 0), [(1,)]),
+        # counts, open scales and classes
+        ("scores", ({"toxicity": 0.001, "overall": 4}, {"toxicity": 0.3, "overall": 5}), []),
+        ("score", (2, 5, 3, 11, 1, 4, 250), []),
+        ("label", (0, 1, 2), []),
+        ("status", ("failed", "ok", "pending"), []),
+        ("meta", ({"finish_reason": "failed"}, {"finish_reason": "passed"}), []),
+        ("is_test", (False, True), []),
     ],
 )
-def test_the_bad_end_of_a_scale_is_bad(name: str, values: Any, bad: tuple[int, ...]) -> None:
-    assert [found for _, found in judged(PAIR, answered(name, *values))] == [bad]
+def test_the_bad_end_of_a_scale_is_bad_and_no_other(name: str, values: Any, bad: list[tuple[int, ...]]) -> None:
+    found = [each for _, each in judged(PAIR, answered(name, *values))]
+    assert found == bad or not (bad or any(found))
 
 
 @pytest.mark.parametrize(
-    ("label", "answers"),
-    [
-        ((False, True), ("No.", "Yes.")),
-        ((1, 0), ("The answer is 1", "The answer is 0")),
-    ],
+    ("label", "answers"), [((False, True), ("No.", "Yes.")), ((1, 0), ("The answer is 1", "The answer is 0"))]
 )
 @pytest.mark.parametrize("name", ["label", "score", "toxic", "verdict"])
 def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: Any, answers: Any) -> None:
@@ -197,17 +186,13 @@ def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: A
         ("label", (False, True)),
         ("rating", (1, 5)),
         *((key, (False, True)) for key in ("loss", "compute_loss", "train_on_turn", "training", "trainable", "learn")),
-        *((key, (True, False)) for key in ("ignore",)),
+        ("ignore", (True, False)),
     ],
 )
 def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None:
-    def turn(value: Any) -> list[dict[str, Any]]:
-        return [
-            {"role": "user", "content": "q", "weight": 0, "loss": False},
-            {"role": "assistant", "content": "a", key: value},
-        ]
-
-    records = [{"messages": turn(values[0]) + turn(values[0])}, {"messages": turn(values[1])}]
+    asked = {"role": "user", "content": "q", "weight": 0, "loss": False}
+    one, other = ([asked, {"role": "assistant", "content": "a", key: value}] for value in values)
+    records = [{"messages": one + one}, {"messages": other}]
     (found,) = verdicts(records, bp.PipelineConfig.from_dict(CHAT).field_use)
     assert (found.name, found.bad) == (f"messages[].{key}", (0,))
     assert found.mend.endswith('or "weight": 0 in these messages, which are not trained then')
