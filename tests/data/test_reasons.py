@@ -15,38 +15,23 @@ CODE = [
 ]
 
 
-def second_argument(method: str) -> set[str]:
-    """The strings that are given to `block.<method>(rows, "reason", ...)`."""
-    return {
-        node.args[1].value
-        for node in CODE
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
-        if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str)
-    }
-
-
-def raised() -> set[str]:
-    """The reasons with which `Reject`, or a class made of it, is raised."""
-    classes = {"Reject"} | {
-        node.name
-        for node in CODE
-        if isinstance(node, ast.ClassDef) and any(getattr(base, "id", "") == "Reject" for base in node.bases)
-    }
-    return {
-        node.args[0].value
-        for node in CODE
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes
-        if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
-    }
+def given(place: int, *names: str) -> set[str]:
+    """The strings that stand at this place of the calls of a function, method or class."""
+    calls = [node for node in CODE if isinstance(node, ast.Call) and len(node.args) > place]
+    found = [call.args[place] for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) in names]
+    return {each.value for each in found if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 
 
 def test_every_reason_in_the_code_is_in_the_tables() -> None:
-    assert raised() >= {"bad_json", "missing_field", "template_error"}
-    assert raised() <= set(REJECTED)
-    assert second_argument("reject") >= {"too_short_to_shift", "rows_without_loss", "bad_number"}
-    assert second_argument("reject") <= set(REJECTED)
-    assert second_argument("drop") >= {"empty", "rows_without_loss"}
-    assert second_argument("drop") <= set(DROPPED)
+    classes = [node for node in CODE if isinstance(node, ast.ClassDef)]
+    made = [node.name for node in classes if any(getattr(base, "id", "") == "Reject" for base in node.bases)]
+    raised, rejected, dropped = given(0, "Reject", *made), given(1, "reject"), given(1, "drop")
+    assert raised >= {"bad_json", "missing_field", "template_error"}
+    assert raised <= set(REJECTED)
+    assert rejected >= {"too_short_to_shift", "rows_without_loss", "bad_number"}
+    assert rejected <= set(REJECTED)
+    assert dropped >= {"empty", "rows_without_loss"}
+    assert dropped <= set(DROPPED)
 
 
 def test_no_reason_in_the_tables_is_one_that_nothing_gives() -> None:
