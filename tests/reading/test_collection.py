@@ -2,6 +2,7 @@
 
 import datetime
 import enum
+import itertools
 import json
 import uuid
 from typing import Any, NamedTuple
@@ -32,11 +33,8 @@ def read(elements: list[Any], buckets: int = ONE, block_bytes: int = 1 << 20, **
         encoded = encode_record(element, **limits)
         grouped.setdefault(bucket_of(encoded, buckets), []).append(encoded)
     sizes = {bucket: sum(map(line_size, group)) for bucket, group in grouped.items()}
-    return [
-        block
-        for bucket, group in sorted(grouped.items())
-        for block in blocks(bucket, group, sizes, buckets, block_bytes)
-    ]
+    found = (blocks(bucket, group, sizes, buckets, block_bytes) for bucket, group in sorted(grouped.items()))
+    return [*itertools.chain.from_iterable(found)]
 
 
 def rows(*elements: Any) -> list[Any]:

@@ -77,15 +77,8 @@ records = st.lists(
 
 CALL = pa.struct([("name", pa.string()), ("count", pa.int8())])
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string()), ("calls", pa.list_(CALL))])
-TYPES = pa.schema(
-    [
-        ("messages", pa.list_(MESSAGE)),
-        ("text", pa.string()),
-        ("score", pa.float64()),
-        ("number", pa.int64()),
-        ("flags", pa.list_(pa.bool_())),
-    ]
-)
+PLAIN = {"text": pa.string(), "score": pa.float64(), "number": pa.int64(), "flags": pa.list_(pa.bool_())}
+TYPES = pa.schema({"messages": pa.list_(MESSAGE), **PLAIN})
 
 
 @given(records, st.integers(0, 3))
@@ -96,6 +89,8 @@ def test_lines_are_the_records_without_the_nulls_that_fill_columns(rows: list[di
     assert found == without_nulls(columns)[first:]
 
 
+PAIRS = [None, [3, None], [4, 5], [4, 5]]
+VIEWS = pa.array(["a", "b"], pa.string_view())
 LARGE = pa.large_list(pa.struct([("content", pa.large_string()), ("n", pa.uint16())]))
 
 
@@ -107,24 +102,12 @@ LARGE = pa.large_list(pa.struct([("content", pa.large_string()), ("n", pa.uint16
         (pa.array([b"a", b"b", None], pa.binary(1))[1:], [{"binary": 1}, None]),
         (pa.array([2**64 - 1, None], pa.uint64()), [2**64 - 1, None]),
         (pa.array([[("a", 1), ("b", None)], None], pa.map_(pa.string(), pa.int8())), [{"a": 1, "b": None}, None]),
-        (
-            pa.array([[1, 2], None, [3, None], *[[4, 5]] * 2], pa.list_(pa.int8(), 2))[1:],
-            [None, [3, None], *[[4, 5]] * 2],
-        ),
+        (pa.array([[1, 2], *PAIRS], pa.list_(pa.int8(), 2))[1:], PAIRS),
         (pa.array(["a", None], pa.string_view()), ["a", None]),
         (pa.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
-        (
-            pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), pa.array(["a", "b"], pa.string_view())),
-            ["b", None, "a"],
-        ),
-        (
-            pa.array([None, [{"content": "a"}, {"n": 1}]], LARGE),
-            [None, [{"content": "a"}, {"n": 1}]],
-        ),
-        (
-            pa.array(['{"a": [1, null]}', '"x"', None, "null", "[\n1]"], pa.json_()),
-            [{"a": [1, None]}, "x", None, None, [1]],
-        ),
+        (pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), VIEWS), ["b", None, "a"]),
+        (pa.array([None, [{"content": "a"}, {"n": 1}]], LARGE), [None, [{"content": "a"}, {"n": 1}]]),
+        (pa.array(['{"a": [1, null]}', '"x"', None, "[\n1]"], pa.json_()), [{"a": [1, None]}, "x", None, [1]]),
         (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, None, 2], pa.int8())), [True, False, None, True]),
         (pa.array([uuid.UUID(int=5).bytes, None], pa.uuid()), ["00000000-0000-0000-0000-000000000005", None]),
         (TENSORS, [[0, 1, 2, 3, 4, 5], None]),
@@ -147,6 +130,10 @@ def test_decimals_keep_their_digits() -> None:
     assert orjson.dumps(values(array)) == b"[12345678901234567890123.10,null]"
 
 
+MAP = pa.map_(pa.string(), pa.int8())
+EXTRA = "Extra data: line 1 column 4 (char 3)"
+
+
 def _not_utf8() -> pa.Array:
     offsets, data = pa.py_buffer(b"\0\0\0\0\4\0\0\0\6\0\0\0"), pa.py_buffer(b'a\xff"\nok')
     return pa.Array.from_buffers(pa.string(), 2, [None, offsets, data])
@@ -157,16 +144,8 @@ def _not_utf8() -> pa.Array:
     [
         (_not_utf8(), "invalid_utf8", "byte 1 of the text is no UTF-8 (invalid start byte)"),
         (pa.array([-(2**61), 1], pa.timestamp("s")), "not_json", "value out of range: -2305843009213693952"),
-        (
-            pa.array([[("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int8())),
-            "duplicate_key",
-            "the key 'a' is twice in a map",
-        ),
-        (
-            pa.array(['"a","b":1', "1"], pa.json_()),
-            "bad_json",
-            "its JSON is refused, Extra data: line 1 column 4 (char 3)",
-        ),
+        (pa.array([[("a", 1), ("a", 2)], []], MAP), "duplicate_key", "the key 'a' is twice in a map"),
+        (pa.array(['"a","b":1', "1"], pa.json_()), "bad_json", f"its JSON is refused, {EXTRA}"),
     ],
     ids=["bytes", "time", "map", "json"],
 )
@@ -180,10 +159,7 @@ def test_what_json_cannot_say_is_one_reject(array: pa.Array, reason: str, said: 
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        (
-            pa.list_(pa.month_day_nano_interval()),
-            "column 'a' is of type month_day_nano_interval, which JSON does not have",
-        ),
+        (pa.list_(pa.month_day_nano_interval()), "column 'a' is of type month_day_nano_interval, which JSON does not"),
         (pa.list_view(pa.int8()), "column 'a' is of type list_view<item: int8>, which JSON does not have"),
         (pa.map_(pa.int8(), pa.int8()), "column 'a' is a map with keys of type int8, wanted texts"),
         (pa.struct([("x", pa.int8()), ("x", pa.int8())]), "column 'a' has two members of the name 'x'"),
