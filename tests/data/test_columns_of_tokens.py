@@ -45,16 +45,15 @@ def test_lists_and_what_belongs_to_a_record_are_not_joined_with_tokens(how: str,
         JOINING[how]((IDS, column))
 
 
-@pytest.mark.parametrize("role", METADATA_ROLES)
-@pytest.mark.parametrize("how", JOINING)
-def test_what_is_carried_along_stays_beside_the_tokens(how: str, role: Any) -> None:
-    JOINING[how]((IDS, Column("more", "uint8", 0, role)))
+CARRIED = [Column("more", "uint8", 0, role) for role in ROLES if role in METADATA_ROLES]
+DTYPES = {"weights": "float32"}
+FOR_LOSS = [Column("more", DTYPES.get(role, "int32"), 1, role, "input_ids") for role in ROLES if role in NO_LOSS]
 
 
-@pytest.mark.parametrize("role", NO_LOSS)
+@pytest.mark.parametrize("column", [*CARRIED, *FOR_LOSS])
 @pytest.mark.parametrize("how", JOINING)
-def test_what_the_loss_needs_is(how: str, role: Any) -> None:
-    JOINING[how]((IDS, Column("more", "float32" if role == "weights" else "int32", 1, role, "input_ids")))
+def test_what_is_carried_along_or_needed_for_the_loss_stays_beside_the_tokens(how: str, column: Column) -> None:
+    JOINING[how]((IDS, column))
 
 
 def test_of_every_role_it_is_decided_whose_its_values_are() -> None:

@@ -49,12 +49,7 @@ SFT_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
         "pairs": ("bfd_256",),
         "texts": ("full",),
     },
-    "llama_bpe": {
-        "chats": ("wrapped_256",),
-        "odd_chats": ("bfd_128",),
-        "chat_pairs": ("cut_64",),
-        "pairs": ("full",),
-    },
+    "llama_bpe": {"chats": ("wrapped_256",), "odd_chats": ("bfd_128",), "chat_pairs": ("cut_64",), "pairs": ("full",)},
     "unigram": {"chats": ("bfd_256",)},
 }
 DPO_RUNS: dict[str, tuple[str, ...]] = {
