@@ -40,15 +40,12 @@ def without(part: str) -> str:
     return WHOLE.replace(part, "")
 
 
-def masked(source: str, record: dict[str, Any], **rules: Any) -> bp.Batch:
-    rendering = bp.ApplyTemplate([OUTPUT], TOKENIZER, rules=TextRules(chat_template=source, **rules))
-    batch = bp.Tokenize(TOKENIZER).step()(rendering.step()(testing.records([record])))
-    return bp.BuildMask(bp.RoleMask({"assistant": "train"})).step()(batch)
-
-
 def steps(source: str, record: dict[str, Any], **rules: Any) -> tuple[Any, dict[str, int]]:
     """(the trained texts, or reason and message of the reject; what is counted), by the steps of a chain."""
-    batch = masked(source, record, **rules)
+    batch: Any = testing.records([record])
+    rendering = bp.ApplyTemplate([OUTPUT], TOKENIZER, rules=TextRules(chat_template=source, **rules))
+    for step in (rendering, bp.Tokenize(TOKENIZER), bp.BuildMask({"assistant": "train"})):
+        batch = step.step()(batch)
     counted = {name: int(count.sum()) for name, count in batch.counters.items()}
     if not len(batch):
         return (batch.ledger.outcomes[batch.ledger.status[0] - 1][1], batch.ledger.messages[0]), counted
@@ -60,13 +57,12 @@ def steps(source: str, record: dict[str, Any], **rules: Any) -> tuple[Any, dict[
 SAYS = "the chat template does not write the {} of 'messages[{}]' ({}): wanted a template that does"
 CALLS_ALONE = WHOLE.replace("m.content or ''", "'' if m.tool_calls else m.content")
 PARTS = [{"type": "text", "text": text} for text in ("Not", " far")]
+FIRST_CALL = WHOLE.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]")
 FIRST_PART = WHOLE.replace("m.content or ''", "m.content if m.content is string else m.content[0].text")
 WITHOUT_INLINE = WHOLE.replace("m.content or ''", "m.content.split('</think>')[-1]")
 NO_TOOLS = without("{{ tools | tojson if tools else '' }}")
-FLAT = WHOLE.replace(
-    CALLS, "{% for c in m.tool_calls or [] %}{{ c.name }}{{ c.arguments }}{{ c.function }}{% endfor %}"
-)
-NAMES = FLAT.replace("{{ c.name }}{{ c.arguments }}", "")
+NAMES = WHOLE.replace(CALLS, "{% for c in m.tool_calls or [] %}{{ c.function }}{% endfor %}")
+FLAT = NAMES.replace("{{ c.function }}", "{{ c.name }}{{ c.arguments }}{{ c.function }}")
 UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'developer' %}")
 
 
@@ -77,11 +73,7 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
         (CALLS_ALONE, [ASKED, CALLED], ("content", 1, "assistant")),
         (UNKNOWN_ROLES, [say("developer", "Be brief."), ASKED, ANSWERED], ("content", 0, "developer")),
         (without("{{ c.function.arguments | tojson }}"), [ASKED, CALLED], ("tool_calls[0].arguments", 1, "assistant")),
-        (
-            WHOLE.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"),
-            [ASKED, say("assistant", "", tool_calls=[CALL, CALL])],
-            ("tool_calls[1].name", 1, "assistant"),
-        ),
+        (FIRST_CALL, [ASKED, say("assistant", "", tool_calls=[CALL] * 2)], ("tool_calls[1].name", 1, "assistant")),
         (WITHOUT_INLINE, [ASKED, TWO_THOUGHTS], ("content around a second '</think>'", 1, "assistant")),
         (WITHOUT_INLINE.replace("[-1]", "[1]"), [TWO_THOUGHTS], ("content around a second '</think>'", 0, "assistant")),
         (FIRST_PART, [ASKED, say("assistant", PARTS)], ("content[1]", 1, "assistant")),
@@ -158,10 +150,8 @@ def test_what_says_nothing_need_not_be_written(blank: Any) -> None:
 def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
     record = {"messages": [ASKED, CALLED]}
     assert steps(without(CALLS), record, not_rendered="keep")[0] == ["Look:<|im_end|>"]
-    assert steps(without("{{ m.content or '' }}"), record, not_rendered="keep") == (
-        ['find {"to": "Gent"}<|im_end|>'],
-        {"texts_not_written": 2},
-    )
+    wanted = ['find {"to": "Gent"}<|im_end|>'], {"texts_not_written": 2}
+    assert steps(without("{{ m.content or '' }}"), record, not_rendered="keep") == wanted
 
 
 @pytest.mark.parametrize(
@@ -179,9 +169,7 @@ def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
 def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], counted: str | None) -> None:
     trained, found = steps(source, record)
     assert found == ({counted: 1} if counted else {})
-    assert trained == [
-        "<think>so</think>Not far.<|im_end|>" if counted == "reasoning_written" else "Not far.<|im_end|>"
-    ]
+    assert trained == ["<think>so</think>" * (counted == "reasoning_written") + "Not far.<|im_end|>"]
 
 
 def test_a_content_with_two_thoughts_is_trained_where_the_template_writes_it() -> None:
