@@ -133,14 +133,12 @@ def consts(*texts: str, label: str = CONST) -> list[Part]:
     return [const(text, label) for text in texts if text]
 
 
+SPEAKERS = {"user": "human", "assistant": "gpt"}
 ROLE_FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
     "as is": ("m.role", lambda role: role),
     "upper": ("m.role.upper()", str.upper),
     "model": ("('model' if m.role == 'assistant' else m.role)", lambda r: "model" if r == "assistant" else r),
-    "gpt": (
-        "{'user': 'human', 'assistant': 'gpt'}.get(m.role, m.role)",
-        lambda r: {"user": "human", "assistant": "gpt"}.get(r, r),
-    ),
+    "gpt": ("{'user': 'human', 'assistant': 'gpt'}.get(m.role, m.role)", lambda role: SPEAKERS.get(role, role)),
     "alpaca": (
         "('Response' if m.role == 'assistant' else 'Instruction')",
         lambda r: "Response" if r == "assistant" else "Instruction",
@@ -259,10 +257,8 @@ def by_place(place: str, part: Part) -> Part:
 
 def trimmed(parts: Sequence[Part]) -> Part:
     """Parts put together, and trimmed as one text."""
-    return Part(
-        "((" + " ~ ".join(part.expr for part in parts) + ") | trim)",
-        lambda now: _trim([run for part in parts for run in part.run(now)]),
-    )
+    joined = " ~ ".join(part.expr for part in parts)
+    return Part(f"(({joined}) | trim)", lambda now: _trim([run for part in parts for run in part.run(now)]))
 
 
 def _trim(runs: list[Run]) -> list[Run]:
@@ -834,20 +830,14 @@ def _constant(t: Template, draw: Choices) -> str:
 def _prompt_changed(t: Template, draw: Choices) -> str:
     kind = draw.choice(["part", "think", "empty think", "absent", "other", "longer", "after user"])
     header = t.prompt
+    t.prompt = {"think": header + "<think>\n", "empty think": header + THINK, "absent": ""}.get(kind, header)
     if kind == "part":
         t.prompt = header[: draw.integer(0, max(len(header) - 1, 0))]
-    elif kind == "think":
-        t.prompt = header + "<think>\n"
-    elif kind == "empty think":
-        t.prompt = header + "<think>\n\n</think>\n\n"
-    elif kind == "absent":
-        t.prompt = ""
     elif kind == "other":
         t.prompt = draw.choice(["Answer:", "\n", _begin(t) + "bot\n"])
     elif kind == "longer":
         t.prompt = header + draw.choice([" ", "\n", "a", "The"])
-    else:
-        t.prompt_after_user = True
+    t.prompt_after_user = t.prompt_after_user or kind == "after user"
     return f"prompt: {kind}"
 
 
@@ -1037,10 +1027,7 @@ def template(draw: Choices, plain: bool | None = None) -> Template:
 # Conversations
 
 _ANY = ["a", "x", "ok", "?", "Yes.", "no", "e", "1", "Assistant", "tool"]
-_ALIKE = [
-    *("assistant", "user", "system", "model", "<think>", "</think>", "<think>\n\n</think>\n\n"),
-    *("im_end", "|>", "<|", ":"),
-]
+_ALIKE = ["assistant", "user", "system", "model", "<think>", "</think>", THINK, "im_end", "|>", "<|", ":"]
 _BLANK = ["", " ", "\n", "  \n"]
 _SYLLABLES = ["ka", "lo", "mi", "ne", "ru", "ta", "xe", "zo", "Be", "du"]
 

@@ -18,24 +18,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from beam_prep.chat.messages import has_words
 from beam_prep.chat.template import ChatTemplate, RenderedChat
 from beam_prep.chat.turns import Turn, shared
-from tests.chat.generated_templates import (
-    AFTER,
-    AGAIN,
-    END,
-    EOS,
-    HEADER,
-    OTHER,
-    OWN,
-    SOFT,
-    WRAP,
-    Choices,
-    Message,
-    Ranges,
-    Rendered,
-    Template,
-    conversations,
-    template,
-)
+from tests.chat import generated_templates as gen
+from tests.chat.generated_templates import Choices, Message, Ranges, Rendered, Template
 
 ANSWERED = (False, False, False, True, True, False, True, False)
 """Whether conversations end with an answer."""
@@ -54,10 +38,10 @@ class Case(NamedTuple):
 
 def draw_cases(draw: Choices, count: int, plain: bool | None = None, size: int = 8) -> Iterator[Case]:
     """Cases of one template, with `count` conversations, `size` of each pattern."""
-    made = template(draw, plain)
+    made = gen.template(draw, plain)
     for left in range(count, 0, -size):
         answered = draw.choice(ANSWERED)
-        yield Case(made, conversations(draw, made, min(left, size), answered))
+        yield Case(made, gen.conversations(draw, made, min(left, size), answered))
 
 
 def chat_template(made: Template) -> ChatTemplate:
@@ -131,7 +115,7 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
     """What is right for a message."""
     old = shown.right(index)
     own = [run for run in shown.own(index) if run.stop > run.start]
-    said = "".join(shown.text[run.start : run.stop] for run in own if run.label == OWN)
+    said = "".join(shown.text[run.start : run.stop] for run in own if run.label == gen.OWN)
     silent: list[Ranges] = [] if said.strip() and is_said(messages[index]) else [()]  # nothing is lost of no words
     if messages[index]["role"] != "assistant":
         silent = silent if is_said(messages[index]) else [()]
@@ -149,7 +133,7 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
     until = min((each for each in shown.regions.values() if each > region), default=len(shown.text))
     if not by_prompt and first is not None:
         prompt = shown.text.rfind(made.prompt, 0, first) if made.prompt.strip() else -1
-        headers = [run for run in shown.runs if run.label == HEADER and region <= run.start and run.stop <= first]
+        headers = [run for run in shown.runs if run.label == gen.HEADER and region <= run.start and run.stop <= first]
         headers = [run for run in headers if shown.text[run.start : run.stop].strip()]
         written = shared(shown.text[region:first], made.prompt)
         if not made.prompt and headers:
@@ -178,7 +162,7 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
 
 def _of_others(made: Template, shown: Rendered, index: int) -> list[Ranges]:
     """The spans of a message of another role: what it says, once or again, and the end token that follows."""
-    runs = [run for run in shown.runs if run.message == index and run.label in (OWN, WRAP, AGAIN)]
+    runs = [run for run in shown.runs if run.message == index and run.label in (gen.OWN, gen.WRAP, gen.AGAIN)]
     begins = [run.start for run in runs if run.stop > run.start]
     ends = []
     for run in runs:
@@ -193,7 +177,7 @@ def _of_others(made: Template, shown: Rendered, index: int) -> list[Ranges]:
 def _foreign(shown: Rendered, index: int, begin: int, end: int) -> bool:
     """Whether another message says something there."""
     return any(
-        (run.label == OTHER or (run.label == OWN and run.message != index))
+        (run.label == gen.OTHER or (run.label == gen.OWN and run.message != index))
         and shown.text[max(run.start, begin) : min(run.stop, end)].strip()
         for run in shown.runs
         if run.start < end and run.stop > begin
@@ -207,24 +191,24 @@ def _ends(made: Template, shown: Rendered, index: int, last: int, stop: int) -> 
     soft: list[int] = []
     for place, run in enumerate(behind):
         said = text[run.start : run.stop]
-        if run.label == AGAIN:
+        if run.label == gen.AGAIN:
             continue
-        if run.label == SOFT and not soft:
+        if run.label == gen.SOFT and not soft:
             soft = [last, run.stop]  # a word, which may end it or not
         known = said.strip() in made.end_tokens and said.strip() != made.bos and said.strip() not in made.prompt
-        token = known or (run.label in (END, EOS, AFTER) and said.strip() in made.controls)
+        token = known or (run.label in (gen.END, gen.EOS, gen.AFTER) and said.strip() in made.controls)
         if not token:
             continue
         ends = [run.start + len(said.rstrip())]
         for more in behind[place + 1 :]:
             if more.start != ends[-1] or text[more.start : more.stop] not in made.controls:
                 break
-            if more.label == EOS and text[more.start : more.stop] != said:
+            if more.label == gen.EOS and text[more.start : more.stop] != said:
                 ends = []  # it belongs to the end
             ends.append(more.stop)
         return ends + soft
     # None ends it: what stops the model is the next header.
-    ends = [*(run.stop for run in behind if run.label == AGAIN)]
+    ends = [*(run.stop for run in behind if run.label == gen.AGAIN)]
     ends += [last, len(text[:stop].rstrip()), last + len(text[last:stop].rstrip()), stop]
     blank = stop + len(text[stop:]) - len(text[stop:].lstrip())
     ends += [blank + len(token) for token in made.controls if text.startswith(token, blank)]
