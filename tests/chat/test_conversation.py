@@ -129,6 +129,7 @@ def test_every_action_takes_the_turn_with_its_end() -> None:
 # Anything
 
 ALIKES = ["<|im_end|>", "<|im_start|>assistant\n", "</s>", "[/INST]", " [INST] ", "Assistant:", "user", "\n\n", " "]
+ROLES = ["system", "user", "assistant"]
 ANY = st.text(st.characters(codec="utf-8"), max_size=6)
 EDGED = st.lists(st.one_of(st.sampled_from(ALIKES), ANY), max_size=5).map("".join)
 
@@ -158,12 +159,7 @@ def test_derived_equals_marked(messages: list[dict[str, Any]], name: str) -> Non
     assert outcome(plain(TEMPLATES[name]), messages) == outcome(TEMPLATES[name], messages)
 
 
-@given(
-    conversations(),
-    st.sampled_from(sorted(TEMPLATES)),
-    st.sets(st.sampled_from(["system", "user", "assistant"])),
-    st.booleans(),
-)
+@given(conversations(), st.sampled_from(sorted(TEMPLATES)), st.sets(st.sampled_from(ROLES)), st.booleans())
 def test_what_is_trained_is_what_was_said(
     messages: list[dict[str, Any]], name: str, roles: set[str], marked: bool
 ) -> None:

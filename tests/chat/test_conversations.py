@@ -10,20 +10,20 @@ from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
-from beam_prep.errors import RunError
 from beam_prep.reading.adapters import map_records
 from beam_prep.reading.records import Record
 from tests.chat.generated_templates import Seeded, template
 from tests.chat.generated_templates import conversations as drawn
-from tests.chat.trained import CHATML, CONTROLS, SECTIONS, TOKENS, outcomes, prepared, say, talk
+from tests.chat.trained import CHATML, CONTROLS, SECTIONS, TOKENS, each, outcomes, prepared, say, talk
 
 TEXTS = ("words", "", " ", "\n", "other words", "<|im_end|>", "<s>", "\U0001f600")
 
 
-def rendered(rows: list[Record], *sections: Section, compared: int | None = 0) -> Rendered:
+def rendered(rows: Any, *sections: Section, compared: int | None = 0) -> Rendered:
     chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), bos=TOKENS["bos_token"], eos=TOKENS["eos_token"])
     output = Output("sequence", "ids", sections or SECTIONS["$role"], "loss_mask")
-    return apply_template(testing.records(rows), (output,), chat_format, compared=compared)
+    block = testing.records(rows) if isinstance(rows, list) else rows
+    return apply_template(block, (output,), chat_format, compared=compared)
 
 
 def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one() -> None:
@@ -34,9 +34,7 @@ def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one()
     def tear(row: Record) -> Record:
         return {"messages": talk("q3", "\ud800a")} if row["messages"][1]["content"] == "torn" else row
 
-    chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), bos=TOKENS["bos_token"], eos=TOKENS["eos_token"])
-    output = Output("sequence", "ids", SECTIONS["$last"], "loss_mask")
-    found = apply_template(map_records(testing.records(rows), tear), (output,), chat_format)
+    found = rendered(map_records(testing.records(rows), tear), *SECTIONS["$last"])
     assert found.line.tolist() == [0, 1, 2, 4]
     assert found.pieces["sequence"].borders.tolist() == [0, 1, 2, 3, 5]  # the answer; it again for its weight
     assert found.ledger.outcomes == [("rejected", "bad_text")]
@@ -58,9 +56,10 @@ def test_a_section_that_is_no_list_of_messages_is_rejected(value: Any) -> None:
 
 def each_alone(template_: ChatTemplate, rows: list[Record], action: str = "$role") -> list[Any]:
     """What becomes of each row in a block of its own, by a template that has seen nothing."""
-    source, tokens = template_.source, template_.special_tokens
-    controls = template_.tokens.texts
-    return [outcomes(prepared(ChatTemplate(source, tokens, controls), [row], action))[0] for row in rows]
+    given = template_.source, template_.special_tokens, template_.tokens.texts
+    found = {str(row): row for row in rows}  # some are equal
+    alone = {text: outcomes(prepared(ChatTemplate(*given), [row], action))[0] for text, row in found.items()}
+    return [alone[str(row)] for row in rows]
 
 
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -93,7 +92,7 @@ def test_conversations_of_a_block_are_what_each_is_alone(number: int) -> None:
 
 
 def test_a_block_of_which_a_sample_differs_is_rendered_in_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full check ends there."""
+    """A full check ends there: tests/test_check.py."""
     rows: list[Record] = [{"messages": talk(f"question {at}", "yes")} for at in range(20)]
     chat = ChatTemplate(CHATML, TOKENS, CONTROLS)
     wanted = outcomes(prepared(chat, rows))
@@ -102,5 +101,10 @@ def test_a_block_of_which_a_sample_differs_is_rendered_in_the_plain_way(monkeypa
     monkeypatch.setattr(ChatTemplate, "differs", lambda _, chat, *given, **more: "question 7" in chat.text)
     assert rendered(rows, compared=20).made["blocks_rendered_plainly"] == 1
     assert outcomes(prepared(chat, rows, compared=20)) == wanted
-    with pytest.raises(RunError, match="is not what transformers gives"):
-        rendered(rows, compared=None)
+
+
+def test_a_begin_that_is_not_found_is_told_by_the_last_characters_before_it_and_of_the_prompt() -> None:
+    source = each("{{ 'h' * 70 + m.content }}") + "{{ 'p' * 70 if add_generation_prompt }}"
+    (said,) = prepared(ChatTemplate(source, TOKENS, CONTROLS), [{"messages": talk("q", "a")}]).ledger.messages.values()
+    assert said.startswith("what is trained of message 1 cannot be told: ")
+    assert f"found '{'h' * 60}' before its text, and the generation prompt is '{'p' * 60}'" in said

@@ -9,7 +9,7 @@ from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.schema import Output, Section, TextRules
-from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, say
+from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, SECTIONS, TOKENS, fresh, say
 
 ASKED = say("user", "How far?")
 
@@ -20,8 +20,9 @@ def calling(arguments: str) -> str:
     return "{% for m in messages %}" + HEADER + "{{ m.content or '' }}" + calls + END + PROMPT
 
 
+AS_OBJECTS = calling("{{ c.function.arguments | tojson }}")
 TAKES = {
-    "objects, as JSON": calling("{{ c.function.arguments | tojson }}"),
+    "objects, as JSON": AS_OBJECTS,
     "objects, by key": calling("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"),
     "strings": calling("{{ c.function.arguments + '!' }}"),
     "both": calling("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"),
@@ -40,17 +41,15 @@ def called(arguments: Any, content: str | None = "") -> list[dict[str, Any]]:
 
 def prepared(source: str, messages: list[dict[str, Any]], tool_arguments: Any = "auto", **more: Any) -> Any:
     """(text, counted) of a record; or the reason of its reject and what it says."""
-    template = ChatTemplate(source, TOKENS, CONTROLS, None, tool_arguments)
-    output = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+    template = fresh(source, TOKENS, form=tool_arguments)
+    output = Output("sequence", "ids", SECTIONS["$role"], "loss_mask")
     rendered = apply_template(testing.records([{"messages": messages, **more}]), (output,), ChatFormat(template))
     if not len(rendered):
         return rendered.ledger.outcomes[rendered.ledger.status[0] - 1][1], rendered.ledger.messages[0]
     return rendered.pieces["sequence"].texts[0], {name: count.tolist() for name, count in rendered.counters.items()}
 
 
-@pytest.mark.parametrize(
-    "source", [TAKES["objects, as JSON"], TAKES["objects, as JSON"].replace("content or", "content +")]
-)
+@pytest.mark.parametrize("source", [AS_OBJECTS, AS_OBJECTS.replace("content or", "content +")])
 def test_calls_without_a_content_are_written_as_with_an_empty_one(source: str) -> None:
     """Even if the template raises without a content, as Qwen3's."""
     absent = [ASKED, {key: value for key, value in called({})[1].items() if key != "content"}]
@@ -60,14 +59,14 @@ def test_calls_without_a_content_are_written_as_with_an_empty_one(source: str) -
 
 def test_a_template_that_reads_the_content_of_a_call_only_before_an_answer_gets_an_empty_one() -> None:
     """As QwQ's."""
-    source = TAKES["objects, as JSON"].replace("m.content or ''", "m.content if loop.last else m.content.strip()")
+    source = AS_OBJECTS.replace("m.content or ''", "m.content if loop.last else m.content.strip()")
     chats = ([*called({}, content), say("tool", "9"), say("assistant", "Far.")] for content in (None, ""))
     assert len({prepared(source, chat)[0] for chat in chats}) == 1
 
 
 def test_a_template_that_takes_the_null_content_of_a_call_gets_it() -> None:
     """As DeepSeek-R1's: if the content is empty, they write an empty answer behind the call."""
-    source = TAKES["objects, as JSON"].replace("m.content or ''", "(m.content + '|' if m.content is not none else '')")
+    source = AS_OBJECTS.replace("m.content or ''", "(m.content + '|' if m.content is not none else '')")
     absent = [ASKED, {key: value for key, value in called({})[1].items() if key != "content"}]
     assert prepared(source, called({}, None))[0].endswith("assistant\ngo {}<|im_end|>\n")
     assert prepared(source, called({}, None)) == prepared(source, absent)
@@ -108,7 +107,7 @@ DEEP = '{"to": ' * 3000 + "1" + "}" * 3000
     "given", ["no JSON", "[1]", "7", '"x"', "{", "null", '{"to": 1, "to": 2}', '{"to": 1e400}', DEEP]
 )
 def test_arguments_that_are_no_object_are_rejected_where_one_is_taken(given: str) -> None:
-    reason, message = prepared(TAKES["objects, as JSON"], called(given))
+    reason, message = prepared(AS_OBJECTS, called(given))
     assert reason == "bad_arguments"
     assert f"the arguments of '[1].tool_calls[0]' are the string {given[:60]!r}" in message
     assert "wanted a JSON object" in message
@@ -120,7 +119,7 @@ def test_no_arguments_are_an_empty_object(given: Any) -> None:
     asked = called(given)
     if given is ...:
         del asked[1]["tool_calls"][0]["function"]["arguments"]
-    assert prepared(TAKES["objects, as JSON"], asked)[0].endswith("go {}<|im_end|>\n")
+    assert prepared(AS_OBJECTS, asked)[0].endswith("go {}<|im_end|>\n")
     assert prepared(TAKES["objects, by key"], asked)[0].endswith("assistant\ngo <|im_end|>\n")
     assert prepared(TAKES["strings"], asked)[0].endswith("go {}!<|im_end|>\n")
     assert prepared(TAKES["both"], asked)[0].endswith("go {}<|im_end|>\n")
@@ -135,9 +134,8 @@ def test_an_empty_list_of_calls_is_no_call() -> None:
 def test_calls_without_a_function_around_them_and_without_arguments() -> None:
     flat = "{% for m in messages %}" + HEADER + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
     flat += "{% set f = c.function or c %}{{ f.name }} {{ f.arguments | tojson }}{% endfor %}" + END + PROMPT
-    message = say(
-        "assistant", "", tool_calls=[{"name": "go", "arguments": '{"to": 1}'}, {"name": "stay", "arguments": {}}]
-    )
+    calls = [{"name": "go", "arguments": '{"to": 1}'}, {"name": "stay", "arguments": {}}]
+    message = say("assistant", "", tool_calls=calls)
     assert prepared(flat, [ASKED, message])[0].endswith('assistant\ngo {"to": 1}stay {}<|im_end|>\n')
 
 
@@ -184,7 +182,7 @@ def test_a_content_of_a_developer_is_given_as_the_template_takes_it_there() -> N
 
 def test_forms_of_a_template_that_needs_tools_are_found() -> None:
     """As of Hermes 2 Pro's `tool_use`."""
-    source = "{% for t in tools %}{{ t.name }}{% endfor %}" + TAKES["objects, as JSON"]
+    source = "{% for t in tools %}{{ t.name }}{% endfor %}" + AS_OBJECTS
     source = source.replace("m.content or ''", "(m.content or '') ~ ''")
     result = say("tool", [{"type": "text", "text": "9"}])
     text, _ = prepared(source, [*called('{"to": "Gent"}'), result], tools=[{"name": "go"}])
@@ -204,7 +202,7 @@ def test_a_content_beside_calls_is_given_as_the_template_takes_it_there() -> Non
 
 def test_nulls_of_lines_are_kept() -> None:
     """Those of tables are left out: tests/reading/test_table_rows.py."""
-    template = "{{ tools | tojson }}" + TAKES["objects, as JSON"]
+    template = "{{ tools | tojson }}" + AS_OBJECTS
     text, _ = prepared(template, called({"to": "Gent", "by": None}, None), tools=[{"name": "go", "description": None}])
     assert '{"to": "Gent", "by": null}' in text
     assert '"description": null' in text
@@ -217,17 +215,13 @@ THINKS_IN_A_PART = EITHER.replace(
     "[{{ p.text }}]",
     "{% if p.type == 'thinking' %}<think>{{ '' + p.thinking }}</think>{% else %}{{ p.text }}{% endif %}",
 )
+FAR = {"type": "text", "text": "Far."}
 THOUGHTS: list[dict[str, Any]] = [
     {"content": "Far.", "reasoning_content": "A map."},
-    {"content": [{"type": "thinking", "thinking": "A map.", "signature": "x"}, {"type": "text", "text": "Far."}]},
-    {
-        "content": [
-            {"type": "thinking", "thinking": [{"type": "text", "text": "A map."}]},
-            {"type": "text", "text": "Far."},
-        ]
-    },
-    {"thinking": "", "content": [{"type": "thinking", "thinking": "A map."}, {"type": "text", "text": "Far."}]},
-    {"content": [{"type": "reasoning", "text": "A map."}, {"type": "text", "text": "Far."}]},
+    {"content": [{"type": "thinking", "thinking": "A map.", "signature": "x"}, FAR]},
+    {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "A map."}]}, FAR]},
+    {"thinking": "", "content": [{"type": "thinking", "thinking": "A map."}, FAR]},
+    {"content": [{"type": "reasoning", "text": "A map."}, FAR]},
 ]
 
 
@@ -246,9 +240,9 @@ def test_an_answer_may_be_reasoning_alone(source: str) -> None:
 
 
 def test_empty_parts_of_reasoning_say_nothing() -> None:
-    empty, text = {"type": "thinking", "thinking": "", "signature": "x"}, {"type": "text", "text": "Far."}
-    plain = prepared(THINKS_IN_A_FIELD, [ASKED, say("assistant", [text])])
-    assert prepared(THINKS_IN_A_FIELD, [ASKED, say("assistant", [empty, text, empty])]) == plain
+    empty = {"type": "thinking", "thinking": "", "signature": "x"}
+    plain = prepared(THINKS_IN_A_FIELD, [ASKED, say("assistant", [FAR])])
+    assert prepared(THINKS_IN_A_FIELD, [ASKED, say("assistant", [empty, FAR, empty])]) == plain
     alone = prepared(THINKS_IN_A_FIELD, [ASKED, say("assistant", [empty])])
     assert alone == prepared(THINKS_IN_A_FIELD, [ASKED, say("assistant", "")])
 
@@ -285,7 +279,7 @@ def test_reasoning_in_another_place_is_rejected(message: dict[str, Any]) -> None
     ],
 )
 def test_a_part_of_reasoning_that_says_more_than_a_text_is_rejected(part: dict[str, Any]) -> None:
-    reason, said = prepared(THINKS_IN_A_PART, [ASKED, say("assistant", [part, {"type": "text", "text": "Far."}])])
+    reason, said = prepared(THINKS_IN_A_PART, [ASKED, say("assistant", [part, FAR])])
     assert reason == "unsupported_part"
     assert f"'messages[1].content[0]' is of type {part['type']!r}, wanted one text in it" in said
 

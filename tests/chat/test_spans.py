@@ -3,10 +3,17 @@
 import pytest
 
 from beam_prep.chat.template import ChatTemplate
-from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, TOKENS, Message, each, prepared, say, talk, trained
+from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, Message, called, each, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
+OPENED = "<|im_start|>assistant<s>\n"
 NOTE = "<|im_start|>note\nBe kind.<|im_end|>\n"
+
+
+def prompting(prompt: str) -> str:
+    """The end of a template with this generation prompt."""
+    return "{% if add_generation_prompt %}{{ " + repr(prompt) + " }}{% endif %}"
+
 
 # Completions of several messages
 
@@ -35,6 +42,7 @@ def test_words_of_the_prompt_within_an_answer_of_the_completion_refuse_it(writte
 # What the template writes in a turn
 
 HEAD = "{% set H = '<|im_start|>assistant\n' %}{% set E = '<|im_end|>\n' %}{% set T = '<think>\n\n</think>\n\n' %}"
+CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}</call>{% endfor %}"
 SYSTEM = "{{ '<|im_sys|>' + m.content + E }}"
 # How a template writes an answer A, its generation prompt, and what is trained or why it is refused.
 BEGINS = [
@@ -58,6 +66,9 @@ BEGINS = [
     ("{{ H + messages[0].content + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ '<|im_start|>assistant ' + m.name + '\n' + m.content + E }}", ASSISTANT, "turn_begin"),
     ("{{ messages[0].content + E + m.content + E }}", "", "turn_begin"),
+    # The prompt's rest is not left out: it stands behind a token that the prompt lacks.
+    ("{{ '<|im_start|>assistant<|im_end|><s>\n' + m.content + E }}", OPENED + "<think>\n", "turn_begin"),
+    ("{{ '<|im_start|>assistant<|im_start|><s>\n' + m.content + E }}", OPENED + "<think>\n", "turn_begin"),
 ]
 ENDS = [
     ("' Bye.<|im_end|>\n'", "A Bye.<|im_end|>"),
@@ -65,6 +76,9 @@ ENDS = [
     ("'<|im_end|></s></s>\n'", "A<|im_end|></s></s>"),
     ("'<|im_end|>\n</s>'", "A<|im_end|>"),
     ("E + '<|im_start|>system\nStay polite.' + E", "A<|im_end|>"),
+    ("'<|im_end|>\n<|note|>Thanks.</s>'", "A<|im_end|>"),
+    ("'<|im_end|>Now ask.<|note|>'", "A<|im_end|>"),
+    ("'<|im_end|> rated good</s>'", "A<|im_end|>"),
     ("'\n'", "A"),
     ("messages[0].content.upper() + E", "turn_end"),
 ]
@@ -76,13 +90,14 @@ def test_what_is_trained_of_an_answer(turn: str, prompt: str, wanted: str) -> No
     """Behind the generation prompt, as much of it as is written, up to the first end token; or it is refused."""
     other = SYSTEM if "im_sys" in turn else "{{ '<|im_start|>' + m.role + '\n' + m.content + E }}"
     source = HEAD + each("{% if m.role == 'assistant' %}" + turn + "{% else %}" + other + "{% endif %}")
-    source += "{% if add_generation_prompt %}{{ " + repr(prompt) + " }}{% endif %}"
+    source += prompting(prompt)
+    controls = (*CONTROLS, "<|im_sys|>", "<|note|>")
     for answer in ("answer one", "<", "a", "Bye", "yes it is", "<think>"):
         messages = [say("user", "q"), say("assistant", answer, name="bob", reasoning_content="hm")]
-        found = trained(source, messages, controls=(*CONTROLS, "<|im_sys|>"))
+        found = trained(source, messages, controls=controls)
         assert found == (wanted if wanted.startswith("turn_") else [wanted.replace("A", answer, 1)])
     if not wanted.startswith("turn_"):
-        assert len(trained(source, [*messages, *messages], controls=(*CONTROLS, "<|im_sys|>"))) == 2
+        assert len(trained(source, [*messages, *messages], controls=controls)) == 2
 
 
 def test_the_header_of_a_second_answer_is_not_trained_where_the_prompt_only_ends_the_first() -> None:
@@ -119,12 +134,6 @@ def test_a_prompt_is_known_though_the_template_begins_otherwise_where_it_writes_
     assert trained(source, [say("user", parts), say("assistant", "a")]) == ["a<|im_end|>"]
 
 
-def test_a_begin_that_is_not_found_is_told_by_the_last_characters_before_it_and_of_the_prompt() -> None:
-    source = each("{{ 'h' * 70 + m.content }}") + "{% if add_generation_prompt %}{{ 'p' * 70 }}{% endif %}"
-    (said,) = prepared(ChatTemplate(source, TOKENS, CONTROLS), [{"messages": talk("q", "a")}]).ledger.messages.values()
-    assert f"found '{'h' * 60}' before its text, and the generation prompt is '{'p' * 60}'" in said
-
-
 def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
     template = (
         "{{ '<|im_start|>' }}{% for m in messages %}{{ m.role + '\n' + m.content + '\n' }}"
@@ -136,13 +145,9 @@ def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
 @pytest.mark.parametrize("result", ["r", ""])
 def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_token_ends(result: str) -> None:
     """As GLM: `</tool_call>` ends the call, and `<|tool|>` the turn."""
-    template = (
-        each("<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.name }}</call>{% endfor %}")
-        + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
+    template = each("<|{{ m.role }}|>{{ m.content }}" + CALLS) + prompting("<|assistant|>")
     controls = ("<|user|>", "<|assistant|>", "<|tool|>", "<call>", "</call>")
-    called = say("assistant", "", tool_calls=[{"name": "go"}])
-    messages = [*talk("q", "a", "s"), called, say("tool", result), called]
+    messages = [*talk("q", "a", "s"), called("go"), say("tool", result), called("go")]
     assert trained(template, messages, controls=controls) == ["a<|user|>", "<call>go</call><|tool|>", "<call>go</call>"]
 
 
@@ -169,19 +174,17 @@ def test_a_header_that_ends_with_a_word_may_stand_directly_before_the_answers_wo
 @pytest.mark.parametrize("header", ["<|im_start|>assistant\n", ""])
 def test_a_call_that_the_template_joins_to_the_answer_before_it_is_trained(header: str) -> None:
     """As Gemma 4, and Mistral, which has no header: no end token stands between the two messages of the assistant."""
-    call = "{% for c in m.tool_calls or [] %}<call>call:{{ c.name }}</call>{% endfor %}"
     source = (
         "{% for m in messages %}{% set before = loop.previtem.role if not loop.first else '' %}"
         "{% if m.role != 'assistant' %}<|im_start|>{{ m.role + '\n' + m.content }}<|im_end|>\n{% else %}"
-        "{% if before != 'assistant' %}HEADER{% endif %}{{ m.content }}" + call + "{% if loop.last or "
+        "{% if before != 'assistant' %}HEADER{% endif %}{{ m.content }}" + CALLS + "{% if loop.last or "
         "loop.nextitem.role != 'assistant' %}</s>{% endif %}{% endif %}{% endfor %}"
     ).replace("HEADER", header)
     if header:
         source += PROMPT
-    called = say("assistant", "", tool_calls=[{"name": "go"}])
-    messages = [*talk("q", "a"), called, say("tool", "r"), say("assistant", "b")]
+    messages = [*talk("q", "a"), called("go"), say("tool", "r"), say("assistant", "b")]
     controls = (*CONTROLS, "<call>", "</call>")
-    assert "".join(trained(source, messages, controls=controls)) == "a<call>call:go</call></s>b</s>"
+    assert "".join(trained(source, messages, controls=controls)) == "a<call>go</call></s>b</s>"
     ended = source.replace("{{ m.content }}", "{{ m.content }}</s>")
     assert trained(ended, messages, controls=controls) in ("turn_begin", "turn_apart")
 
@@ -197,10 +200,10 @@ def test_what_stands_between_two_answers_is_trained_only_if_it_opens_the_call(
         "{% for m in messages %}{% set before = loop.previtem.role if not loop.first else '' %}"
         "{% if m.role != 'assistant' %}" + HEADER + "{{ m.content + '<|im_end|>\n' }}{% else %}"
         "{% if before != 'assistant' %}" + HEADER + "{% else %}{{ BETWEEN }}{% endif %}"
-        "{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.name }}</call>{% endfor %}{% if loop.last or "
+        "{{ m.content }}" + CALLS + "{% if loop.last or "
         "loop.nextitem.role != 'assistant' %}{{ END }}{% endif %}{% endif %}{% endfor %}" + PROMPT
     ).replace("END", repr(end))
-    second = say("assistant", "", tool_calls=[{"name": "go"}]) if call else say("assistant", "b")
+    second = called("go") if call else say("assistant", "b")
     messages, controls = [*talk("q", "a"), second], (*CONTROLS, "<call>", "</call>", "<sep>")
     assert trained(source.replace("BETWEEN", repr(between)), messages, controls=controls) == "turn_begin"
     joined = "<call>go</call>" if call else "b"
@@ -208,8 +211,7 @@ def test_what_stands_between_two_answers_is_trained_only_if_it_opens_the_call(
 
 
 def test_the_end_of_an_answer_is_known_though_the_template_repeats_the_answer_behind_it() -> None:
-    source = "{% for m in messages %}" + HEADER + "{{ m.content }}<|im_end|>\n"
-    source += "{% if m.role == 'assistant' %}> {{ m | tojson }}\n{% endif %}{% endfor %}" + PROMPT
+    source = CHATML.replace(END, "<|im_end|>\n{{ '> ' ~ m | tojson if m.role == 'assistant' }}{% endfor %}")
     assert trained(source, talk("q", "a", "r", "b")) == "turn_apart"
 
 
@@ -220,19 +222,10 @@ def test_a_token_that_also_closes_parts_of_a_turn_does_not_end_it(thought: str) 
     part = "{{ '" + thought + "<|open|>answer<|sep|>' + m.content + '<|close|>answer<|sep|>' }}"
     written = f"{{% if m.role == 'assistant' %}}{part}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
     source = each("<|open|>message {{ m.role }}<|sep|>" + written + end)
-    source += f"{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
+    source += prompting(prompt)
     begin = "hm<|close|>think<|sep|><|open|>answer<|sep|>" if thought else ""
     wanted = [f"{begin}{answer}<|close|>answer<|sep|>{end}" for answer in "ab"]
     assert trained(source, talk("q", "a", "r", "b"), controls=controls) == wanted
-
-
-@pytest.mark.parametrize("behind", ["\n<|note|>Thanks.<|sep|>", "Now ask.<|user|>", " rated good</s>"])
-def test_what_the_template_says_behind_the_end_token_is_not_the_answers(behind: str) -> None:
-    answer = "<|bot|>{{ m.content }}<|end|>" + behind
-    source = each("{% if m.role == 'assistant' %}" + answer + "{% else %}{{ m.content }}{% endif %}")
-    source += "{% if add_generation_prompt %}<|bot|>{% endif %}"
-    controls = ("<|bot|>", "<|end|>", "<|note|>", "<|sep|>", "<|user|>", "</s>")
-    assert trained(source, talk("q", "a", "r", "b"), controls=controls) == ["a<|end|>", "b<|end|>"]
 
 
 def test_the_end_of_plain_answers_that_ends_what_the_template_says_behind_another_end_is_not_the_answers() -> None:
@@ -244,10 +237,7 @@ def test_the_end_of_plain_answers_that_ends_what_the_template_says_behind_anothe
 
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + '</s>' }}{% else %}{{ 'A:' + m.content }}"
-        "{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
-    )
+    template = each("{{ m.content + '</s>' if m.role == 'user' else 'A:' + m.content }}") + prompting("A:")
     assert trained(template, talk("q", "a", question, "b")) == ["a", "b"]
 
 
@@ -304,9 +294,7 @@ def test_an_empty_answer_ends_with_what_ends_a_plain_one(written: str, prompt: s
 
 def test_a_block_of_marks_around_blanks_is_not_that_of_an_earlier_answer() -> None:
     written = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
-    source = each(
-        HEADER + "{% if m.role == 'assistant' %}" + written + "{% else %}{{ m.content }}<|im_end|>{% endif %}"
-    )
+    source = each(HEADER + "{% if m.role == 'assistant' %}" + written + "{% else %}{{ m.content }}</s>{% endif %}")
     assert trained(source, talk("q", "z", " ", " ")) == ["z<|im_end|>", " <|im_end|>"]
 
 
@@ -327,10 +315,9 @@ def test_words_before_an_end_are_nobodys_where_no_prompt_is_known(more: str) -> 
 
 
 ENDED = "<|im_end|>" + each(HEADER + "{{ m.content }}<|im_start|><|im_end|>\n") + PROMPT
-RULED = each("{{ '---\n' if loop.index0 }}{{ m.role }}22: {{ m.content }}|")
-RULED += "{% if add_generation_prompt %}---\nassistant:{% endif %}"
+RULED = each("{{ '---\n' if loop.index0 }}{{ m.role }}22: {{ m.content }}|") + prompting("---\nassistant:")
 NOTED = each("{{ '<a>' if m.role == 'assistant' else '<u>' }}{{ m.content }}{{ '[end]' if not loop.last }}")
-NOTED += "{% if add_generation_prompt %}<a>{% endif %}"
+NOTED += prompting("<a>")
 NAMED = each("{{ '[' + m.role + ('\n' if 'x' in m.content else '') + ']' + m.content + '</s>' }}")
 
 
@@ -363,8 +350,7 @@ WITHIN = (  # the result of a tool stands in the model's turn, and the message o
 
 @pytest.mark.parametrize("result", ["four", "", " \n", None])
 def test_an_empty_result_within_the_models_turn_is_not_trained(result: str | None) -> None:
-    calls = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
-    messages = [say("user", "q"), say("assistant", "", tool_calls=calls), say("tool", result), say("assistant", "late")]
+    messages = [say("user", "q"), called("now"), say("tool", result), say("assistant", "late")]
     assert trained(WITHIN, messages) == ["[call now]</s>", "late<|im_end|>"]
     assert trained(WITHIN, messages[:3]) == ["[call now]</s>"]
 
@@ -373,8 +359,7 @@ def test_an_empty_result_within_the_models_turn_is_not_trained(result: str | Non
     ("between", "goes_on"), [("<s>", True), ("</s> <s>", True), ("<s>\n", False), ("", False), ("</s><s>", False)]
 )
 def test_what_the_model_says_behind_a_result_begins_after_a_lone_token(between: str, goes_on: bool) -> None:
-    calls = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
-    answer = say("assistant", "a", tool_calls=calls, reasoning_content="why ")
+    answer = called("now", content="a", reasoning_content="why ")
     source = WITHIN.replace("<s>{% endif %}", between + "{{ m.reasoning_content }}{% endif %}")
     found = trained(source, [say("user", "q"), answer, say("tool", "four"), say("assistant", "late")])
     assert found == (["a[call now]</s>", "why late<|im_end|>"] if goes_on else "turn_begin")
@@ -388,8 +373,7 @@ def test_an_opening_that_history_leaves_out_is_left_out_behind_a_result_too() ->
         "{{ '<|im_end|>\n' if m.role != 'tool' and not m.tool_calls }}{% endfor %}{% if add_generation_prompt %}"
         "{{ '<|im_start|>assistant\n' if messages[-1].role != 'tool' }}<s>thought</s>{% endif %}"
     )
-    calls = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
-    messages = [say("user", "q"), say("assistant", "a", tool_calls=calls), say("tool", "[four]"), say("assistant", "b")]
+    messages = [say("user", "q"), called("now", content="a"), say("tool", "[four]"), say("assistant", "b")]
     assert trained(source, messages, tokens={}) == ["anow", "b<|im_end|>"]
 
 
@@ -403,8 +387,7 @@ def test_an_opening_that_is_the_whole_prompt_behind_a_result_may_be_left_out() -
         "{{ '<|im_end|>' if not m.tool_calls }}{% endif %}{% set last.role = m.role %}{% endfor %}"
         "{{ ('<think>so\n' if last.role == 'tool' else '<|im_start|>assistant\n') if add_generation_prompt }}"
     )
-    call = say("assistant", "", tool_calls=[{"type": "function", "function": {"name": "now", "arguments": {}}}])
-    messages = [say("user", "q"), call, say("tool", "four"), say("assistant", "a"), *talk("r", "b")]
+    messages = [say("user", "q"), called("now"), say("tool", "four"), say("assistant", "a"), *talk("r", "b")]
     assert trained(source, messages, tokens={}) == ["<call>now", "a<|im_end|>", "b<|im_end|>"]
 
 
@@ -424,25 +407,15 @@ def test_an_opening_is_left_out_before_a_call_behind_a_result(behind: str, heade
         "{% for c in m.tool_calls or [] %}call {{ c.function.name }}{% endfor %}<|im_end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}" + header.replace("ROLE", "messages[-1].role") + "<think>{% endif %}"
     )
-    call = say("assistant", "", tool_calls=[{"type": "function", "function": {"name": "now", "arguments": {}}}])
+    call = called("now")
     messages = [say("user", "q"), call, say("tool", "four"), call, say("tool", "five"), say("assistant", "a")]
     wanted = [f"{instead}{text}<|im_end|>" for text in ("call now", "call now", "a")]
     assert trained(source, messages, tokens={}) == wanted
 
 
-@pytest.mark.parametrize("inserted", ["<|im_end|>", "<|im_start|>"])
-def test_a_header_with_a_token_that_the_prompt_lacks_is_refused(inserted: str) -> None:
-    """The prompt's rest is not left out: it stands behind that token."""
-    source = "{% for m in messages %}<|im_start|>{{ m.role }}{{ '" + inserted + "' if m.role == 'assistant' }}"
-    source += "<s>\n{{ m.content }}<|im_end|>{% endfor %}"
-    source += "{% if add_generation_prompt %}<|im_start|>assistant<s>\n<think>\n{% endif %}"
-    assert trained(source, talk("q", "a", "r", "b"), tokens={}) == "turn_begin"
-
-
 def test_a_header_whose_last_token_the_prompt_spells_otherwise_is_refused() -> None:
     """NeMo RL's config for reward models: `<|end_header_id>` in the prompt."""
-    source = each("<|im_start|>{{ m.role }}<s>\n{{ m.content }}<|im_end|>")
-    source += "{% if add_generation_prompt %}<|im_start|>assistant<s|>\n{% endif %}"
+    source = each("<|im_start|>{{ m.role }}<s>\n{{ m.content }}<|im_end|>") + prompting(OPENED.replace("s>", "s|>"))
     assert trained(source, talk("q", "a", "r", "b"), tokens={}) == "turn_begin"
 
 
@@ -487,13 +460,10 @@ def test_an_answer_that_is_written_as_json_and_again_as_text_is_no_turn_in_piece
 # A greeting
 
 
-@pytest.mark.parametrize("opening", ["", "<think>\n", "<think>\n\n</think>\n\n", "<|im_end|>\n"])
+@pytest.mark.parametrize("opening", ["", "<think>\n", "<think>\n\n</think>\n\n"])
 def test_an_answer_before_the_first_question_is_trained(opening: str) -> None:
     """The prompt cannot be rendered there, and may open a reasoning that history lacks."""
-    prompt = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' + opening }}{% endif %}"
-    source = "{% set first = messages[0].role %}" + CHATML.replace(PROMPT, prompt.replace("opening", repr(opening)))
-    if opening == "<|im_end|>\n":  # the end of what is before, as in vLLM's
-        source = "{% set first = messages[0].role %}" + CHATML
+    source = "{% set first = messages[0].role %}" + CHATML.replace(PROMPT, prompting(ASSISTANT + opening))
     messages = [say("assistant", "hello"), say("user", "q"), say("assistant", "a")]
     assert trained(source, messages)[0] == "hello<|im_end|>"
 
@@ -502,7 +472,7 @@ def test_an_answer_before_the_first_question_is_trained_behind_what_the_template
     """As EXAONE Deep: with `<think>` in the prompt alone, and an empty system message before the first message."""
     source = "{% for m in messages %}{{ '<s>system<|im_end|>' if loop.first else '\n' }}<|im_start|>{{ m.role }}:"
     source += "{{ m.content }}{{ '<|im_end|>' if m.role == 'assistant' }}{% endfor %}"
-    source += "{% if add_generation_prompt %}\n<|im_start|>assistant:<think>\n{% endif %}"
+    source += prompting("\n<|im_start|>assistant:<think>\n")
     messages = [say("assistant", "a"), *talk("q", "b")]
     assert trained(source, messages, tokens={}) == ["a<|im_end|>", "b<|im_end|>"]
 

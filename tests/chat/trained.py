@@ -1,6 +1,7 @@
 """What is trained of conversations of templates that are put together in tests. With `Chars` a token is a character."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,11 +28,18 @@ HEADER = "{{ '<|im_start|>' + m.role + '\n' }}"
 END = "{{ '<|im_end|>\n' }}{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 CHATML = "{% for m in messages %}" + HEADER + "{{ m.content }}" + END + PROMPT
+_FACTS: dict[Any, dict[Any, Any]] = defaultdict(dict)
 
 
 def each(body: str) -> str:
     """A template that writes all messages in one way."""
     return "{% for m in messages %}" + body + "{% endfor %}"
+
+
+def called(*names: str, content: Any = "", **more: Any) -> Message:
+    """An answer with calls of these functions."""
+    functions = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    return say("assistant", content, tool_calls=functions, **more)
 
 
 def say(role: str, content: Any, **more: Any) -> Message:
@@ -43,6 +51,13 @@ def talk(*contents: str, system: str | None = None) -> list[Message]:
     roles = itertools.cycle(["user", "assistant"])
     head = [] if system is None else [say("system", system)]
     return head + [say(role, content) for role, content in zip(roles, contents, strict=False)]
+
+
+def fresh(source: str, tokens: dict[str, str], controls: Sequence[str] = CONTROLS, form: Any = "auto") -> ChatTemplate:
+    """A template that has seen no conversation. Its facts, which take most of the time, are looked for once."""
+    template = ChatTemplate(source, tokens, controls, None, form)
+    template._facts = _FACTS[source, *sorted(tokens.items()), "", *controls, form]
+    return template
 
 
 def prepared(
@@ -92,7 +107,7 @@ def outcome(
 ) -> Any:
     """(text, mask) of a conversation, or the reason of its reject; the same when its kind comes again (`replay`)."""
     row = {"prompt": messages[:1], "messages": messages[1:]} if action == "prompt" else {"messages": messages}
-    template = ChatTemplate(source, TOKENS if tokens is None else tokens, controls)
+    template = fresh(source, TOKENS if tokens is None else tokens, controls)
     found = outcomes(prepared(template, [{**row, **variables}] * 3, action, policy))
     assert found == found[:1] * 3
     return found[0]
