@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from beam_prep.chat.template import ChatTemplate
-from tests.chat.generated_templates import Message, Seeded
+from tests.chat.generated_templates import Seeded
 from tests.chat.mask_judge import Case, Report, chat_template, draw_cases, judge
+from tests.chat.trained import CHATML, END, PROMPT, each, said, say, talk, trained
 
 T = TypeVar("T")
 
@@ -69,59 +70,42 @@ def test_no_plain_template_is_refused(case: Case) -> None:
 
 # Cases that were once wrong. More of them: test_spans.py
 
-HEAD = "{% set H = '<|im_start|>assistant\n' %}{% set E = '<|im_end|>\n' %}{% set T = '<think>\n\n</think>\n\n' %}"
-CONTROLS = ("<|im_start|>", "<|im_end|>", "</s>")
-PROMPT = "<|im_start|>assistant\n"
-CHATML = "{{ '<|im_start|>' + m.role + '\n' + m.content + E }}"
-CHAT: list[Message] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}]
-
-
-def everyone(turn: str, prompt: str = PROMPT, begin: str = "") -> str:
-    """A template that writes all turns in one way."""
-    loop = "{% for m in messages %}" + turn + "{% endfor %}"
-    return HEAD + begin + loop + "{% if add_generation_prompt %}{{ " + repr(prompt) + " }}{% endif %}"
+HEAD = "{% set E = '<|im_end|>\n' %}{% set T = '<think>\n\n</think>\n\n' %}"
+PLAIN = "{{ '<|im_start|>' + m.role + '\n' + m.content + E }}"
+CHAT = talk("q", "yes")
 
 
 def test_a_question_that_says_nothing_is_not_trained_where_it_comes_again() -> None:
-    again = everyone("{{ m.role + ': ' + m.content + '<|im_end|>' + (m.content | tojson) }}")
-    silent: list[Message] = [{"role": "user", "content": ""}, CHAT[1]]
-    turn = ChatTemplate(again, {}, CONTROLS).render(silent).turns[0]
-    assert (turn.spans, turn.reason) == ((), None)
+    again = CHATML.replace(END, "<|im_end|>{{ m.content | tojson }}{% endfor %}")
+    assert said(again, talk("", "yes"), user="train") == []
 
 
 def test_a_question_written_twice_is_refused_where_no_loop_says_whose_turn_that_is() -> None:
     again = "{{ '> ' ~ messages[i - 1].content if i }}{{ m.role + ': ' + m.content + '\n' }}"
     collected = "{% set i = loop.index0 %}{% set piece %}" + again + "{% endset %}{% set ns.t = ns.t ~ piece %}"
-    source = "{% set ns = namespace(t='') %}{% for m in messages %}" + collected + "{% endfor %}{{ ns.t }}"
-    reason = ChatTemplate(source, {}, CONTROLS).render(CHAT).turns[0].reason
-    assert reason is not None
-    assert reason[0] == "turn_apart"
+    source = "{% set ns = namespace(t='') %}" + each(collected) + "{{ ns.t }}"
+    assert said(source, CHAT, user="train") == "turn_apart"
 
 
 def test_the_prompt_of_another_place_is_the_header_where_none_is_written() -> None:
-    turn = "{% if m.role != 'user' and loop.last %}{{ H + T + m.content + E }}{% else %}" + CHATML + "{% endif %}"
-    source = everyone(turn).replace("if add_", "if messages[-1].role == 'user' and add_")
-    rendered = ChatTemplate(source, {}, CONTROLS).render([*CHAT, {"role": "assistant", "content": "And no."}])
-    assert [rendered.text[begin:end] for turn in rendered.turns[1:] for begin, end in turn.spans] == [
-        "yes<|im_end|>",
-        "<think>\n\n</think>\n\nAnd no.<|im_end|>",
-    ]
+    answer = "{{ '<|im_start|>assistant\n' + T + m.content + E }}"
+    turn = "{% if m.role != 'user' and loop.last %}" + answer + "{% else %}" + PLAIN + "{% endif %}"
+    source = HEAD + each(turn) + PROMPT.replace("if add_", "if messages[-1].role == 'user' and add_")
+    found = trained(source, [*CHAT, say("assistant", "And no.")], tokens={})
+    assert found == ["yes<|im_end|>", "<think>\n\n</think>\n\nAnd no.<|im_end|>"]
 
 
 def test_the_next_header_begun_at_the_end_of_the_turn_ends_it_though_an_end_token_follows() -> None:
     turn = "{% if not loop.first %}{{ '<|im_end|>' }}{% endif %}{{ m.role + '\n' + m.content + '\n<|im_start|>' }}"
-    source = everyone(turn, "assistant\n", "{{ '<|im_start|>' }}")
-    rendered = ChatTemplate(source, {"eos_token": "</s>"}, CONTROLS).render([*CHAT, CHAT[0]])
-    ((begin, end),) = rendered.turns[1].spans
-    assert rendered.text[begin:end] == "yes\n<|im_start|>"
+    source = "<|im_start|>" + each(turn) + "{{ 'assistant\n' if add_generation_prompt }}"
+    assert trained(source, [*CHAT, CHAT[0]], tokens={"eos_token": "</s>"}) == ["yes\n<|im_start|>"]
 
 
 def test_what_history_has_of_a_prompt_that_is_always_written_is_the_header() -> None:
     turn = "{{ '<|bot|><|say|>' if m.role == 'assistant' else '<|user|>' }}{{ m.content + '<|z|>' }}"
-    source = "{% for m in messages %}" + turn + "{% endfor %}{{ '<|bot|><|think|>' }}"
-    rendered = ChatTemplate(source, {}, ["<|bot|>", "<|say|>", "<|user|>", "<|z|>"]).render([*CHAT, CHAT[0]])
-    ((begin, end),) = rendered.turns[1].spans
-    assert rendered.text[begin:end] == "<|say|>yes<|z|>"
+    controls = ["<|bot|>", "<|say|>", "<|user|>", "<|z|>"]
+    found = trained(each(turn) + "{{ '<|bot|><|think|>' }}", [*CHAT, CHAT[0]], tokens={}, controls=controls)
+    assert found == ["<|say|>yes<|z|>"]
 
 
 # The truth itself

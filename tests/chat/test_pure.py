@@ -20,10 +20,14 @@ DATE = "2026-11-26"
 CONTROL = re.compile(r"<\|[^|<>{}\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,20}\]")
 
 
+def variables_of(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name == "tools"}
+
+
 def outcome(template: ChatTemplate, record: Record) -> Any:
     """All that comes of a record."""
     try:
-        rendered = template.render(record["messages"], **({"tools": record["tools"]} if "tools" in record else {}))
+        rendered = template.render(record["m"], **variables_of(record))
     except Reject as error:
         return str(error)
     return rendered.text, [(turn.spans, turn.reason) for turn in rendered.turns], rendered.not_rendered
@@ -44,10 +48,9 @@ def assert_pure(made: Callable[[], ChatTemplate], records: Sequence[Record], nam
 def assert_as_prefixes_show(template: ChatTemplate, records: Sequence[Record], name: str) -> None:
     """No text differs from the plain rendering, no turn from what renderings of prefixes show."""
     for k, record in enumerate(records):
-        variables = {"tools": record["tools"]} if "tools" in record else {}
         with contextlib.suppress(Reject):
-            rendered = template.render(record["messages"], **variables)
-            assert not template.differs(rendered, record["messages"], **variables), f"{name}: record {k}"
+            rendered = template.render(record["m"], **variables_of(record))
+            assert not template.differs(rendered, record["m"], **variables_of(record)), f"{name}: record {k}"
 
 
 @pytest.mark.parametrize(
@@ -55,11 +58,8 @@ def assert_as_prefixes_show(template: ChatTemplate, records: Sequence[Record], n
 )
 def test_templates_of_models(first: int, every: int) -> None:
     folder = shared("templates")
-    given = [
-        each if isinstance(each, dict) else {"m": each}
-        for each in runpy.run_path(str(folder / "conversations.py"))["SH"].values()
-    ]
-    records = [{"messages": each["m"], **({"tools": each["tools"]} if "tools" in each else {})} for each in given]
+    given = runpy.run_path(str(folder / "conversations.py"))["SH"].values()
+    records = [each if isinstance(each, dict) else {"m": each} for each in given]
     assert len(records) == 16
     paths = sorted(folder.rglob("*.jinja"))[first::every]
     for path in paths:

@@ -122,16 +122,14 @@ ARGUMENTS = st.sampled_from([{}, {"city": "Oslo"}, {"city": "x", "n": [1, None]}
 NAMES = st.sampled_from(["find", "add", "find_all", "f"])
 
 
+def call_of(own: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": own, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 @st.composite
 def calling(draw: st.DrawFn) -> dict[str, Any]:
-    calls = [
-        {
-            "id": f"call_{draw(NAMES)}",
-            "type": "function",
-            "function": {"name": draw(NAMES), "arguments": draw(ARGUMENTS)},
-        }
-        for _ in range(draw(st.integers(1, 2)))
-    ]
+    count = draw(st.integers(1, 2))
+    calls = [call_of(f"call_{draw(NAMES)}", draw(NAMES), draw(ARGUMENTS)) for _ in range(count)]
     tool = {"name": draw(NAMES), "parameters": draw(ARGUMENTS), **draw(st.sampled_from([{}, {"role": "x"}]))}
     said = draw(st.sampled_from([None, "", " ", "let me see"]))
     messages = [
@@ -157,8 +155,7 @@ def test_calls_of_a_kind_are_replayed(written: str) -> None:
     template = ChatTemplate(CALLS.replace("WRITE", WRITTEN[written]), TOKENS, CONTROLS)
     found = []
     for n in range(8):
-        function = {"name": f"find_{n}", "arguments": {f"key {n}": [n] * n}}
-        calls = [{"id": f"call_{n}", "type": "function", "function": function}]
+        calls = [call_of(f"call_{n}", f"find_{n}", {f"key {n}": [n] * n})]
         messages = [say("user", f"ask {n}"), {"role": "assistant", "content": "", "tool_calls": calls}]
         tools = [{"type": "function", "function": {"name": f"find_{n}", "parameters": {"n": n}}}]
         found.append(check(template, messages, tools=tools))
@@ -215,13 +212,8 @@ def test_a_chat_that_may_exceed_a_limit_is_rendered() -> None:
 def test_what_is_asked_past_a_texts_methods_does_not_depend_on_chats_before(asked: str) -> None:
     source = CHATML.replace("{{ m.content }}", "{{ '[' if " + asked + " }}{{ m.content }}")
     template = ChatTemplate(source, TOKENS, CONTROLS)
-    for texts in (
-        *(("ask", f"say {n}") for n in range(8)),
-        ("yes", "yes"),
-        ("a<b", "c<d>"),
-        ("user", "er"),
-        ("LOUDLY", "er"),
-    ):
+    plain = [("ask", f"say {n}") for n in range(8)]
+    for texts in (*plain, ("yes", "yes"), ("a<b", "c<d>"), ("user", "er"), ("LOUDLY", "er")):
         check(template, talk(*texts))
 
 
@@ -231,11 +223,7 @@ def test_what_is_asked_past_a_texts_methods_does_not_depend_on_chats_before(aske
         ("{{ '%.1s' % (m.content,) }}", {"content": "\ue000ab"}, {"content": "xyz"}),
         ("look at {{ m.content }}", {"content": "it"}, {"content": "0x12"}),
         ("{{ m | tojson }}", {"content": "so it is", "state": "done"}, {"content": " ", "state": "done"}),
-        (
-            "{{ m.content | tojson }}",
-            {"content": [{"type": "text", "text": "so"}]},
-            {"content": [{"type": "text", "text": " "}]},
-        ),
+        ("{{ m.content | tojson }}", *({"content": [{"type": "text", "text": text}]} for text in ("so", " "))),
         ("{{ m.name }}\n{{ m.content }}", {"content": "so", "name": "assistant"}, {"content": "so", "name": "helper"}),
     ],
 )
