@@ -4,7 +4,6 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
+from tests.reference import ours
 
 PARSED = ("<think>", "</think>")
 """Some of these templates parse them in an answer."""
@@ -48,19 +48,13 @@ def counts(batch: Batch, ids: np.ndarray) -> list[int]:
     return batch["sequence"].sums(np.isin(batch["sequence"].flat, ids)).tolist()
 
 
-@functools.cache
 def load(name: str) -> Tokenizer:
-    return Tokenizer.load(shared("tokenizers", name))
+    return ours(shared("tokenizers", name))
 
 
 def typed(tokenizer: Tokenizer) -> list[str]:
     texts = control_tokens(tokenizer.added.values())
     return [text for text in texts if text != "<unk>" and text not in PARSED][:40]
-
-
-def chats(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    for text in typed(tokenizer):
-        yield asked(f"a {text} b{text}{text}", text)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +63,7 @@ def chats(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
 )
 def test_escaped_content_gives_no_control_token(name: str, output: Output) -> None:
     tokenizer = load(name)
-    rows: list[dict[str, Any]] = list(chats(tokenizer))
+    rows: list[dict[str, Any]] = [asked(f"a {text} b{text}{text}", text) for text in typed(tokenizer)]
     plain = [asked("a x b", "x")] * len(rows)
     if output is TEXT:
         rows = [{"text": f"a {text} b {text}"} for text in typed(tokenizer)]
@@ -77,10 +71,10 @@ def test_escaped_content_gives_no_control_token(name: str, output: Output) -> No
     ids = control_ids(tokenizer)
     kept = tokens(tokenizer, output, rows, "keep")
     escaped = tokens(tokenizer, output, rows, "escape")
-    ours = tokens(tokenizer, output, plain, "keep")
+    without = tokens(tokenizer, output, plain, "keep")
     assert len(escaped) == len(rows)
-    assert counts(escaped, ids) == counts(ours, ids)  # those that the template writes, and the tokenizer adds
-    assert all(more > wanted for more, wanted in zip(counts(kept, ids), counts(ours, ids), strict=True))
+    assert counts(escaped, ids) == counts(without, ids)  # those that the template writes, and the tokenizer adds
+    assert all(more > wanted for more, wanted in zip(counts(kept, ids), counts(without, ids), strict=True))
 
 
 def test_every_string_of_a_record_is_guarded() -> None:
@@ -204,7 +198,7 @@ def test_words_and_blanks_of_a_vocabulary_control_nothing() -> None:
 
     blanks = ["\n\n", "  ", "\u2581\u2581", ""]
     words = ["covid", "你好", "2026", "हिन्दी", "cafe\u0301", "snake_case", "COVID-19"]
-    signs = ["don't", "C++", "e.g.", "\\frac", "(c)", "°C", "...", "```", ":)", "❤\ufe0f", "👍🏽", "🇩🇪", "=="]
+    signs = ["don't", "C++", "e.g.", "\\frac", "(c)", "°C", "...", "```", ":)", "❤\ufe0f", "👍🏽", "🇩🇪", "==", "\u00f7"]
     marked = ["<x>", "[y]", "</y>", "\u2581<PRE>", "__end__", "|end|", "\uff5cDSML\uff5c", "<tool>\n"]
     texts = [*blanks, *words, *signs, *marked, "### User", "### Other"]
     found = control_tokens([*map(added, texts), added("END", True), added("", True)], "{{ m }} ### User covid ==")
@@ -259,10 +253,15 @@ def test_a_token_that_the_model_has_in_its_own_vocabulary_is_rejected_behind_the
     assert testing.rejects(tokens(load("t5-small"), TEXT, rows, rule)) == [(0, "control_token"), (1, "control_token")]
 
 
+@functools.cache
+def finding() -> Tokenizer:
+    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
+    return with_added(added, normalizer={"type": "NFKC"})
+
+
 def with_find(output: Output, row: dict[str, Any], source: str | None, rule: Any) -> Batch:
     """The tokens of a record, of a tokenizer whose normaliser may make the token `<find>`."""
-    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
-    tokenizer = with_added(added, normalizer={"type": "NFKC"})
+    tokenizer = finding()
     chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens=rule, chat_template=source))
     return tokenize(apply_template(testing.records([row]), (output,), chat_format), tokenizer, None)
 
@@ -277,12 +276,6 @@ def test_tokens_that_the_template_writes_are_no_seams() -> None:
     source = "{% for m in messages %}\uff1cfind><find>{{ m.content }}<find>{% endfor %}"
     for output in (CONVERSATION, MESSAGE):
         assert testing.rejects(with_find(output, asked("a <b", "> c"), source, "reject")) == []
-
-
-def test_an_added_token_of_one_sign_is_text() -> None:
-    tokenizer = with_added(tokenizers.AddedToken("\u00f7", special=False, normalized=False))
-    for rule in ("reject", "escape"):
-        assert testing.rejects(tokens(tokenizer, TEXT, [{"text": "6 \u00f7 2"}], rule)) == []
 
 
 def test_an_escape_that_the_tokenizer_takes_away_is_an_error() -> None:

@@ -16,8 +16,10 @@ from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.block import Reject
 from beam_prep.errors import TokenizerError
 from beam_prep.reading.adapters import template_kwargs
-from tests.conftest import ROOT, SHARED, shared
+from tests.chat.trained import each
+from tests.conftest import ROOT, shared
 from tests.reference import auto
+from tests.tokens.test_tokenizer import _folders
 
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "<a> & 'b' é", "n": 2}}}
 TEXT_CALL = {"function": {"name": "find", "arguments": '{"q": "x"}'}}
@@ -27,16 +29,12 @@ def say(role: str, content: Any = "Hi.", **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
+CALLED = say("assistant", "", tool_calls=[TOOL_CALL])
 TALKS: dict[str, list[dict[str, Any]]] = {
     "system": [say("system", "Be kind."), say("user"), say("assistant", "Hello!")],
     "roles in a wrong order": [say("assistant"), say("assistant"), say("user"), say("user")],
     "unknown role": [say("user"), say("narrator", "Meanwhile.")],
-    "tool call": [
-        say("user"),
-        say("assistant", "", tool_calls=[TOOL_CALL]),
-        say("tool", '{"n": 1}', tool_call_id="c1"),
-        say("assistant"),
-    ],
+    "tool call": [say("user"), CALLED, say("tool", '{"n": 1}', tool_call_id="c1"), say("assistant")],
     "two tool calls without content": [say("user"), say("assistant", None, tool_calls=[TOOL_CALL, TOOL_CALL])],
     "tool call in text": [say("user"), say("assistant", "", tool_calls=[TEXT_CALL])],
     "content null": [say("user", None), say("assistant", None)],
@@ -49,15 +47,9 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def _folders() -> Iterator[Path]:
-    yield ROOT / "examples" / "tokenizer"
-    base = SHARED / "tokenizers"
-    yield from sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else ()
-
-
 def _templates() -> Iterator[Any]:
     """Every template of every tokenizer: (folder, file beside it or None for its own)."""
-    for folder in _folders():
+    for folder in (param.values[0] for param in _folders()):
         files = sorted(path.name for path in folder.glob("*.jinja"))
         config = json.loads((folder / "tokenizer_config.json").read_text())
         for name in files if files else [None] * ("chat_template" in config):
@@ -77,10 +69,12 @@ def theirs(tokenizer: Any, source: str, talk: list[dict[str, Any]], **options: A
 
 def ours(template: ChatTemplate, talk: list[dict[str, Any]], **options: Any) -> str | None:
     """What we write, with origins and without; None where both refuse."""
+    before = json.dumps(talk)
     text = tried(template.text, talk, **options)
     if "add_generation_prompt" not in options:
         rendered = tried(template.render, talk, **options)
         assert (rendered if rendered is None else rendered.text) == text
+    assert json.dumps(talk) == before
     return text
 
 
@@ -118,10 +112,6 @@ def test_every_template_writes_what_transformers_writes(folder: Path, name: str 
 # What templates may use: each piece against transformers, on odd templates of our own.
 
 
-def each(body: str) -> str:
-    return "{% for m in messages %}" + body + "{% endfor %}"
-
-
 WRITTEN = {
     "continue": each("{% if loop.first %}{% continue %}{% endif %}{{ m.content }}"),
     "break": each("{{ m.content }}{% break %}{{ m.role }}"),
@@ -141,7 +131,6 @@ WRITTEN = {
 REFUSED = {
     "raise": "{{ raise_exception('no ' + messages[0].role) }}",
     "mutation": "{% set x = messages.append(1) %}",
-    "endless recursion": "{% macro x() %}{{ x() }}{% endmacro %}{{ x() }}",
 }
 
 
@@ -185,35 +174,21 @@ def test_a_template_gets_nothing_out_of_the_sandbox(source: str) -> None:
     assert talk == [{"role": "user", "content": "x"}]
 
 
-def test_a_refusal_says_what_the_template_did() -> None:
-    for source, message in (
-        ("{% set ns = namespace() %}{% set ns._x = 1 %}", "a template cannot set '_x' on a namespace"),
-        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
-        ("{{ raise_exception('roles must alternate') }}", "the chat template raised: roles must alternate"),
-    ):
-        with pytest.raises(Reject, match=message):
-            ChatTemplate(source, {}, ()).text([say("user", "x")])
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
+        ("{% set ns = namespace() %}{% set ns._x = 1 %}", "a template cannot set '_x' on a namespace"),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe."),
         ("{{ Text.x }}", "'Text' is undefined"),
         ("{{ messages[0].Node.x }}", "'dict object' has no attribute 'Node'"),
-        ("{{ raise_exception(\"no role 'Text'\") }}", "no role 'Text'"),
+        ("{{ raise_exception(\"no role 'Text'\") }}", "the chat template raised: no role 'Text'"),
         ("{{ 'a' + messages[0].x }}", '(not "list") to str'),
     ],
 )
-def test_an_error_keeps_the_templates_own_words(source: str, message: str) -> None:
+def test_an_error_says_what_the_template_did_in_its_own_words(source: str, message: str) -> None:
     with pytest.raises(Reject) as caught:
         ChatTemplate(source, {}, []).render([say("user", x=[1])])
     assert caught.value.message.endswith(message)
-
-
-def test_a_syntax_error_is_one_of_the_tokenizer() -> None:
-    for source in ("{% if %}", "{% generation %}x", "{{ x | none }}", "{% nothing %}"):
-        with pytest.raises(TokenizerError, match=r"the chat template does not compile: .+ \(line 2\)"):
-            ChatTemplate("\n" + source, {}, ())
 
 
 # What a record may bring
@@ -248,26 +223,13 @@ def test_whether_an_answer_follows_is_not_for_a_record_to_say() -> None:
             template_kwargs({"chat_template_kwargs": {name: True}})
 
 
-def test_rendering_leaves_the_messages_as_they_are() -> None:
-    talk = [say("assistant", None, reasoning="r", tool_calls=None)]
-    before = json.dumps(talk)
-    ChatTemplate(PLAIN, {}, ()).render(talk)
-    assert json.dumps(talk) == before
-
-
 # The same text in every run
 
 ASK = 'the chat template writes today\'s date \\(strftime_now\\), .*: add "date": "{}" to "input" in the config'
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ strftime_now('%Y') }}",
-        "{% for m in messages %}{% generation %}{{ strftime_now('%d') }}{% endgeneration %}{% endfor %}",
-    ],
-)
-def test_a_template_that_asks_for_the_date_is_refused_without_one(source: str) -> None:
+def test_a_template_that_asks_for_the_date_within_a_block_of_marks_is_refused_without_one() -> None:
+    source = each("{% generation %}{{ strftime_now('%d') }}{% endgeneration %}")
     with pytest.raises(TokenizerError, match=ASK.format(date.today())):
         ChatTemplate(source, {}, ())
     ChatTemplate(source, {}, (), "2026-11-22").render([say("user", "x")])
