@@ -20,31 +20,40 @@ OLD: list[dict[str, Any]] = [
     {"role": "assistant", "content": "Nine."},
 ]
 MARKS = ("<|im_user|>", "<|im_system|>", "<|im_assistant|>", "<|im_middle|>")
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|eot_id|>", "<|end|>", *MARKS)
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|eot_id|>", "<|end|>", *MARKS, "<|im_tool|>", "<|call|>")
+
+
+def source_of(name: str) -> str:
+    return shared("templates", name).read_text(encoding="utf-8")
+
+
+def call_of(name: str, own: str | None = None, arguments: str = "{}") -> dict[str, Any]:
+    return {"id": own, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def asked(calls: list[dict[str, Any]], *results: dict[str, Any]) -> list[dict[str, Any]]:
+    """A conversation in which an answer with calls is followed by results."""
+    given = [{"role": "tool", "content": "x", **each} for each in results]
+    return [OLD[0], {"role": "assistant", "content": "", "tool_calls": calls}, *given, OLD[3]]
+
+
+def ids_of_results(source: str, messages: list[dict[str, Any]]) -> list[str]:
+    text, _ = outcome(source, messages, controls=CONTROLS)
+    return re.findall("## (.*?)<", text)
 
 
 def test_an_old_conversation_is_as_a_new_one() -> None:
-    source = shared("templates", "trl/qwen3.jinja").read_text(encoding="utf-8")
-    new = [
-        OLD[0],
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
-        {**OLD[2], "role": "tool"},
-        OLD[3],
-    ]
+    source = source_of("trl/qwen3.jinja")
+    new = asked([call_of("get_tide", arguments=CALL["arguments"])], {**OLD[2], "role": "tool"})
     one = outcome(source, OLD, controls=CONTROLS, functions=json.dumps([TIDE]))
     assert one == outcome(source, new, controls=CONTROLS, tools=[{"type": "function", "function": TIDE}])
     assert runs(one)[0].endswith('{"name": "get_tide", "arguments": {"port": "Brest"}}\n</tool_call><|im_end|>')
 
 
-def test_calls_and_results_are_numbered() -> None:
-    source = shared("templates", "models/hfjs-mistralai_Mistral-Nemo-Instruct-2407.jinja").read_text(encoding="utf-8")
-    text, _ = outcome(source, [*OLD, *OLD], controls=CONTROLS, functions=[TIDE])
-    assert text.count('"id": "call00001"') == text.count('"call_id": "call00001"') == 1
-    assert text.count('"id": "call00002"') == text.count('"call_id": "call00002"') == 1
-
-
 def test_calls_without_ids_get_them_where_the_template_wants_them_and_results_those_of_their_name() -> None:
-    source = shared("templates", "models/hfjs-mistralai_Mistral-Nemo-Instruct-2407.jinja").read_text(encoding="utf-8")
+    source = source_of("models/hfjs-mistralai_Mistral-Nemo-Instruct-2407.jinja")
+    text, _ = outcome(source, [*OLD, *OLD], controls=CONTROLS, functions=[TIDE])
+    assert [*re.findall('"(?:call_)?id": "call0000([12])"', text)] == ["1", "1", "2", "2"]
     call, more = {"function": CALL, "id": None}, {"function": {"name": "go", "arguments": "{}"}}
     results = [{"role": "tool", "content": text, **own} for text, own in (("1", {"name": "go"}), ("2", {}))]
     for calls in ([{"tool_calls": [call, more]}], [{"function_call": each["function"]} for each in (call, more)]):
@@ -77,11 +86,8 @@ NINE = KIMI.replace(
 def test_ids_that_a_template_refuses_are_replaced_in_call_and_result(
     source: str, ids: list[str], wanted: list[str]
 ) -> None:
-    functions = (CALL, {"name": "go", "arguments": '{"port": "Brest"}'})
-    calls = [{"id": own, "type": "function", "function": each} for own, each in zip(ids, functions, strict=True)]
-    results = [{"role": "tool", "tool_call_id": own, "content": "x"} for own in reversed(ids)]
-    asked = [OLD[0], {"role": "assistant", "content": "", "tool_calls": calls}, *results, OLD[3]]
-    text, _ = outcome(source, asked, controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
+    calls = [call_of(name, own) for name, own in zip(("get_tide", "go"), ids, strict=True)]
+    text, _ = outcome(source, asked(calls, *({"tool_call_id": own} for own in ids[::-1])), controls=CONTROLS)
     assert re.findall(r"<\|call\|>(\S+) ", text) == wanted
     assert re.findall("## (.*?)<", text) == wanted[::-1]
 
@@ -89,40 +95,31 @@ def test_ids_that_a_template_refuses_are_replaced_in_call_and_result(
 @pytest.mark.parametrize("source", [KIMI, NINE, NAMED])
 def test_a_result_without_an_id_gets_that_of_its_call(source: str) -> None:
     ids = ["functions.get_tide:0", "functions.go:1"] if source == KIMI else ["a1b2c3d4e", "a1b2c3d4f"]
-    functions = (CALL, {"name": "go", "arguments": "{}"})
-    calls = [{"id": own, "function": each} for own, each in zip(ids, functions, strict=True)]
+    calls = [call_of(name, own) for name, own in zip(("get_tide", "go"), ids, strict=True)]
     named = [([{}, {"tool_call_id": own}], [other, own]) for own, other in (ids, ids[::-1])]
     for results, wanted in (([{"name": "go"}, {}], ids[::-1]), *named):
-        given = [{"role": "tool", "content": "x", **each} for each in results]
-        asked = [OLD[0], {"role": "assistant", "content": "", "tool_calls": calls}, *given, OLD[3]]
-        text, _ = outcome(source, asked, controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
-        assert re.findall("## (.*?)<", text) == wanted
+        assert ids_of_results(source, asked(calls, *results)) == wanted
 
 
 def test_ids_that_come_again_in_a_later_turn_do_not_count_for_results_without_an_id() -> None:
-    one, other = ({"id": f"functions.go:{place}", "function": {"name": "go", "arguments": "{}"}} for place in (0, 1))
-    result = {"role": "tool", "content": "x"}
-    asked = [OLD[0], {"role": "assistant", "content": "", "tool_calls": [one, other]}, result, result]
-    asked += [{"role": "assistant", "content": "", "tool_calls": [one]}, {**result, "tool_call_id": one["id"]}, OLD[3]]
-    text, _ = outcome(NAMED, asked, controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
-    assert re.findall("## (.*?)<", text) == ["functions.go:0", "functions.go:1", "functions.go:0"]
+    one, other = (call_of("go", f"functions.go:{place}") for place in (0, 1))
+    later = asked([one], {"tool_call_id": one["id"]})[1:]
+    found = ids_of_results(NAMED, [*asked([one, other], {}, {})[:-1], *later])
+    assert found == ["functions.go:0", "functions.go:1", "functions.go:0"]
 
 
 def test_a_result_without_an_id_is_not_that_of_an_earlier_question() -> None:
-    asked: list[dict[str, Any]] = []
-    for own, name in (("functions.go:0", "go"), ("functions.go:1", "get_tide"), ("functions.go:2", "go")):
-        call = {"id": own, "function": {"name": name, "arguments": "{}"}}
-        asked += [OLD[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
-    results = [{"role": "tool", "content": "x"}, {"role": "tool", "content": "x", "name": "get_tide"}]
-    text, _ = outcome(NAMED, [*asked, *results, OLD[3]], controls=(*CONTROLS, "<|im_tool|>", "<|call|>"))
-    assert re.findall("## (.*?)<", text) == ["functions.go:2", "functions.go:1"]
+    names = ("go", "get_tide", "go")
+    *before, last = ([call_of(name, f"functions.go:{place}")] for place, name in enumerate(names))
+    turns = [message for calls in before for message in asked(calls)[:2]]
+    found = ids_of_results(NAMED, [*turns, *asked(last, {}, {"name": "get_tide"})])
+    assert found == ["functions.go:2", "functions.go:1"]
 
 
 def test_a_template_that_reads_the_old_form_gets_it() -> None:
-    source = CHATML.replace(
-        "{{ m.content }}", "{{ m.content }}{% if m.function_call %}!{{ m.function_call }}{% endif %}"
+    text, _ = outcome(
+        CHATML.replace("{{ m.content }}", "{{ m.content }}{{ '!%s' % m.function_call if m.function_call }}"), OLD
     )
-    text, _ = outcome(source, OLD)
     assert "!{'name': 'get_tide', 'arguments': '{\"port\": \"Brest\"}'}<|im_end|>\n<|im_start|>" in text
 
 
@@ -133,7 +130,7 @@ def test_a_call_that_a_template_does_not_write_is_a_reject() -> None:
 
 
 def test_roles_of_masks_are_those_of_the_records() -> None:
-    source = shared("templates", "trl/qwen2_5.jinja").read_text(encoding="utf-8")
+    source = source_of("trl/qwen2_5.jinja")
     assert said(source, OLD, function="train") == ["09:00"]
     assert said(source, OLD, tool="train") == []
 
@@ -162,24 +159,22 @@ def test_what_is_no_call_or_no_schema_is_a_reject(message: dict[str, Any], reaso
 @pytest.mark.parametrize(
     "given",
     [
-        {"tool_calls": json.dumps([{"type": "function", "function": CALL}])},
-        {"tool_calls": [json.dumps({"type": "function", "function": CALL})]},
+        {"tool_calls": json.dumps([{"function": CALL}])},
+        {"tool_calls": [json.dumps({"function": CALL})]},
         {"function_call": json.dumps(CALL)},
     ],
 )
 def test_calls_that_are_json_in_a_text_are_calls(given: dict[str, Any]) -> None:
-    source = shared("templates", "trl/qwen2_5.jinja").read_text(encoding="utf-8")
+    source = source_of("trl/qwen2_5.jinja")
     assert said(source, [OLD[0], {"role": "assistant", "content": "", **given}, *OLD[2:]]) == said(source, OLD)
 
 
 def test_functions_are_tools_where_they_are_schemas() -> None:
     tools = [{"type": "function", "function": TIDE}]
-    assert variables_of({"functions": [TIDE]}) == {"tools": tools}
-    assert variables_of({"functions": json.dumps([TIDE])}) == {"tools": tools}
     assert variables_of({"functions": [TIDE], "tools": tools}) == {"tools": tools}
     assert variables_of({"functions": [TIDE], "tools": [TIDE]}) == {"tools": [TIDE]}
-    forms: tuple[Any, ...] = (TIDE, json.dumps(TIDE), tools, tools[0], json.dumps(tools), f" [ {json.dumps(TIDE)}]")
-    for same in forms:
+    forms: tuple[Any, ...] = (TIDE, [TIDE], tools, tools[0])
+    for same in (*forms, *map(json.dumps, forms), f" [ {json.dumps(TIDE)}]"):
         assert variables_of({"functions": same}) == {"tools": tools}
     code: tuple[Any, ...] = ([{"code": "x"}], {"main": 1}, [{"function": "x"}], [{"function": {}}], "{ return 1; }")
     others: tuple[Any, ...] = ("main, load", ["main"], '["main"]', {}, [], None, 3, *code)
