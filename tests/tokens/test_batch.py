@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import Section
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
 from tests.chars import Chars, batch_of, chat, messages, outcomes, render, row, text, texts
@@ -60,17 +59,17 @@ def test_segments_keep_their_places_where_rows_of_lists_go() -> None:
         {"a": ["x", "#"], "b": "q"},
         {"a": ["#", ""], "b": "q"},
         {"a": ["yy", "", "zzz"], "b": "#"},
-        {"a": ["u", "vv"], "b": "r"},
+        {"a": [None, "u", "vv"], "b": "r"},
     ]
     batch = batch_of(rows, *outputs, encoder=Picky())
     assert outcomes(batch) == ["", "missing_source", "missing_source", ""]
-    assert texts(batch, "a") == [["x", ""], ["u", "vv"]]
+    assert texts(batch, "a") == [["x", ""], ["", "u", "vv"]]
     segments = batch.segments["a"]
     assert list(zip(segments.start.tolist(), segments.stop.tolist(), segments.sequence.tolist(), strict=True)) == [
         (0, 1, 0),
         (1, 1, 1),
-        (1, 2, 2),
-        (2, 4, 3),
+        (1, 2, 3),
+        (2, 4, 4),
     ]
 
 
@@ -91,27 +90,6 @@ def test_a_record_needs_all_of_its_outputs_or_none(record: dict[str, Any], wante
     kept = ["k", record["x"], "m"] if not wanted else ["k", "m"]
     assert texts(batch, "x") == kept
     assert batch.line.tolist() == [line for line in range(3) if not wanted or line != 1]
-
-
-# Lists
-
-
-def lists() -> tuple[Any, ...]:
-    rewards = row(Section("rewards", "value"), name="rewards", kind="value", mask=None)
-    return row(text("responses"), name="responses", kind="list", mask="masks"), rewards
-
-
-def test_list_elements_keep_their_borders_and_empty_ones_their_place() -> None:
-    rows = [
-        {"responses": ["ab", "", "c"], "rewards": [1, 0.5, -2]},
-        {"responses": ["", " "], "rewards": [0, 0]},
-        {"responses": [None, "d"], "rewards": [0, 1]},
-    ]
-    batch = batch_of(rows, *lists())
-    assert batch["responses"].to_lists() == [[[97, 98], [], [99]], [[], [100]]]
-    assert batch["rewards"].to_lists() == [[1.0, 0.5, -2.0], [0.0, 1.0]]
-    assert batch["responses"].depth == batch.schema["responses"].depth == 2
-    assert outcomes(batch) == ["", "missing_source", ""]
 
 
 # Batch

@@ -86,12 +86,6 @@ def test_text_sections_are_trained_by_their_action_special_tokens_too() -> None:
 # Policies
 
 
-def test_a_policy_is_a_function_on_segments() -> None:
-    batch = batch_of([{"messages": TALK}, {"messages": chat("a x")}], row(messages()))
-    batch = build_mask(batch, lambda segments: segments.is_role("assistant") & (segments.turn > 2))
-    assert trained(batch) == [only(4), "_____"]
-
-
 @pytest.mark.parametrize("answer", [[1, 0], [True] * 6, [[True]] * 5])
 def test_a_policy_that_gives_something_else_is_named(answer: Any) -> None:
     with pytest.raises(ValueError, match=r"a mask policy gives bool \[5\], one a segment"):
@@ -150,17 +144,6 @@ def test_a_token_that_any_trained_segment_covers_is_trained(spans: list[tuple[in
     built = build_mask(batch, lambda segments: train.astype(bool))
     covered = {token for first, size, kept in spans if kept for token in range(first, first + size)}
     assert built["loss_mask"].to_lists() == [[int(token in covered) for token in range(26)]]
-
-
-def test_a_trained_segment_that_is_refused_rejects_its_record_with_its_reason() -> None:
-    batch = batch_of([{"messages": chat("u q", "a b")} for _ in range(3)], row(messages()))
-    segments = batch.segments["sequence"]
-    segments.refused[[1, 2]] = 1  # the answer of the first, the question of the second
-    batch.segments["sequence"] = replace(segments, reasons=(("turn_end", "it has none"),))
-    built = build_mask(batch, RoleMask({"assistant": "train"}))
-    assert outcomes(built) == ["turn_end", "", ""]
-    assert built.ledger.messages[0] == "what is trained of message 1 cannot be told: it has none"
-    assert trained(built) == ["_____a:b;", "_____a:b;"]
 
 
 # Nothing to train on
