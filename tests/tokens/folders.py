@@ -106,9 +106,7 @@ def _extra_tokens(rng: random.Random, config: dict[str, Any], parsed: dict[str, 
 
 def _normaliser(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
     kinds: list[dict[str, Any]] = [
-        {"type": "NFC"},
-        {"type": "NFKC"},
-        {"type": "Lowercase"},
+        *({"type": name} for name in ("NFC", "NFKC", "Lowercase")),
         {"type": "Strip", "strip_left": True, "strip_right": True},
         {"type": "Replace", "pattern": {"String": "1"}, "content": "one"},
         {"type": "Prepend", "prepend": "▁"},
@@ -131,10 +129,8 @@ def _post_processor(rng: random.Random, config: dict[str, Any], parsed: dict[str
 
     tokens = rng.choices(parsed["added_tokens"], k=rng.randrange(3)) if parsed["added_tokens"] else []
     around = [piece("SpecialToken", token["content"]) for token in tokens]
-    table = {
-        token["content"]: {"id": token["content"], "ids": [token["id"]], "tokens": [token["content"]]}
-        for token in tokens
-    }
+    contents = {token["content"]: token["id"] for token in tokens}
+    table = {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in contents.items()}
     parsed["post_processor"] = tokens and {
         "type": "TemplateProcessing",
         "single": [*around[:1], piece("Sequence", "A"), *around[1:]],
@@ -227,13 +223,11 @@ def folder_of(rng: random.Random, base: Path, path: Path) -> list[str]:
 
 def texts_of(rng: random.Random, tokens: list[str], count: int) -> list[str]:
     """Texts of words, spaces and tokens."""
-    return [
-        "".join(
-            rng.choice(["", " "]) + rng.choice(tokens if tokens and rng.random() < 0.3 else WORDS)
-            for _ in range(rng.randrange(8))
-        )
-        for _ in range(count)
-    ]
+
+    def word() -> str:
+        return rng.choice(["", " "]) + rng.choice(tokens if tokens and rng.random() < 0.3 else WORDS)
+
+    return ["".join(word() for _ in range(rng.randrange(8))) for _ in range(count)]
 
 
 def conversations_of(rng: random.Random, count: int) -> list[tuple[list[dict[str, str]], Any]]:

@@ -44,16 +44,12 @@ def _learnt() -> str:
 def made(folder: Path, kind: str, added: tuple[dict[str, Any], ...] = (), **changes: Any) -> Path:
     """A folder with the tokenizer. `added`: more added tokens; `changes`: other keys of its tokenizer.json."""
     normalisers, splitter = KINDS[kind]
+    in_turn = {"type": "Sequence", "normalizers": normalisers}
     source = json.loads(_learnt())
     vocabulary = [*CONTROLS, *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary += [token for token in source["model"]["vocab"] if token not in CONTROLS]
-    model = {
-        **source["model"],
-        "vocab": {token: number for number, token in enumerate(vocabulary)},
-        "unk_token": "<unk>",
-        "fuse_unk": True,
-        "byte_fallback": True,
-    }
+    rules = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    model = {**source["model"], "vocab": {token: number for number, token in enumerate(vocabulary)}, **rules}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokens = [{"id": number, "content": text, "special": True, **flags} for number, text in enumerate(CONTROLS)]
     for more in added:
@@ -63,13 +59,11 @@ def made(folder: Path, kind: str, added: tuple[dict[str, Any], ...] = (), **chan
         **source,
         "model": model,
         "added_tokens": sorted(tokens, key=lambda token: token["id"]),
-        "normalizer": normalisers[0] if len(normalisers) == 1 else None,
+        "normalizer": in_turn if len(normalisers) > 1 else (*normalisers, None)[0],
         "pre_tokenizer": splitter,
         "decoder": None,
         **changes,
     }
-    if len(normalisers) > 1 and "normalizer" not in changes:
-        source["normalizer"] = {"type": "Sequence", "normalizers": normalisers}
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_text(json.dumps(source))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}

@@ -19,7 +19,7 @@ from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import Rendered
-from beam_prep.data.schema import Output, Section
+from beam_prep.data.schema import Output
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import backends as module
 from beam_prep.tokens.backends import FastEncoder, choose, encoder_of
@@ -29,22 +29,15 @@ from beam_prep.tokens.rows import RoleMask, build_mask
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 from tests.chars import char_spans
+from tests.chat.trained import CHATML, CONTROLS, SECTIONS, talk
 from tests.conftest import shared
 from tests.reference import ours as loaded
-from tests.tokens.test_tokenizer import OURS, _folders, verify_texts
+from tests.tokens.test_token_bytes import compare
+from tests.tokens.test_tokenizer import OURS, SOURCE, _folders, verify_texts
 from tests.tokens.test_tokenizer import copy_of as changed_copy
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-ROW = (Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask"),)
+ROW = (Output("sequence", "ids", SECTIONS["$role"], "loss_mask"),)
 NOT_FOR_GIGATOKEN = {"t5-small": "Unigram"}
-
-
-@pytest.fixture(scope="module", params=_folders())
-def folder(request: pytest.FixtureRequest) -> Path:
-    return Path(request.param)
 
 
 @functools.cache
@@ -61,7 +54,8 @@ def spans_of(texts: Sequence[str], seed: int = 0) -> CharSpans:
     return char_spans(places)
 
 
-def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path) -> None:
+@pytest.mark.parametrize("folder", [*_folders()])
+def test_every_tokenizer_gives_the_references_ids_and_spans_or_is_refused_with_a_reason(folder: Path) -> None:
     if folder.name in NOT_FOR_GIGATOKEN:
         backend, problem = choose(loaded(folder), "auto", ["first record"])
         assert backend == "transformers"
@@ -69,13 +63,8 @@ def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path
         wanted = rf"{NOT_FOR_GIGATOKEN[folder.name]}.*pass --tokenizer_backend auto"
         with pytest.raises(TokenizerError, match=wanted):
             choose(loaded(folder), "gigatoken", ["first record"])
-    else:
-        assert choose(loaded(folder), "auto", ["first record"]) == ("gigatoken", None)
-
-
-def test_ids_and_spans_are_the_references(folder: Path) -> None:
-    if folder.name in NOT_FOR_GIGATOKEN:
-        pytest.skip("not a tokenizer for gigatoken")
+        return
+    assert choose(loaded(folder), "auto", ["first record"]) == ("gigatoken", None)
     tokenizer, fast = loaded(folder), FastEncoder(loaded(folder))
     texts = [text[:400] for text in [*PROBES, *verify_texts()]] + list(tokenizer.controls) + [""]
     spans = spans_of(texts)
@@ -133,16 +122,12 @@ def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest
     assert "'of the input'" in str(problem)
 
 
-CONTROLS = ("<|im_start|>", "<|im_end|>")
 VOICE = ChatFormat(ChatTemplate(CHATML, {}, CONTROLS))
 
 
 def rendered(*texts: str) -> Rendered:
     """A block of conversations, each with one user message and one answer."""
-    rows = [
-        {"messages": [{"role": "user", "content": f"{text} {place}"}, {"role": "assistant", "content": text}]}
-        for place, text in enumerate(texts)
-    ]
+    rows = [{"messages": talk(f"{text} {place}", text)} for place, text in enumerate(texts)]
     return apply_template(testing.records(rows), ROW, VOICE)
 
 
@@ -214,16 +199,20 @@ def test_characters_that_both_know_are_not_left_to_the_reference() -> None:
 
 def with_added(folder: Path, *tokens: dict[str, Any], **changes: Any) -> Tokenizer:
     """Ours, with more added tokens."""
-    import json
-
-    source = json.loads((OURS / "tokenizer.json").read_text())
-    plain = {**source["added_tokens"][0], "special": False}
-    added = [*source["added_tokens"], *({**plain, "id": 5000 + at, **each} for at, each in enumerate(tokens))]
+    plain = {**SOURCE["added_tokens"][0], "special": False}
+    added = [*SOURCE["added_tokens"], *({**plain, "id": 5000 + at, **each} for at, each in enumerate(tokens))]
     return Tokenizer.load(changed_copy(OURS, folder, added_tokens=added, **changes))
 
 
 MASK: dict[str, Any] = {"content": "[MASK]", "lstrip": True, "special": True}
 NFC = {"type": "NFC"}
+WITHOUT_Z = {
+    **{token: number for token, number in SOURCE["model"]["vocab"].items() if "z" not in token},
+    "<unk>": len(SOURCE["model"]["vocab"]),
+}
+MERGES = [pair for pair in SOURCE["model"]["merges"] if "z" not in "".join(pair)]
+UNKNOWN = {**SOURCE["model"], "vocab": WITHOUT_Z, "merges": MERGES, "unk_token": "<unk>", "fuse_unk": True}
+SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False, "trim_offsets": True}
 
 
 @pytest.mark.parametrize(
@@ -232,17 +221,14 @@ NFC = {"type": "NFC"}
         ([MASK, {"content": "  ", "normalized": True}], {}, "the added token '[MASK]' in other places"),
         ([{"content": "ab", "normalized": True}, {"content": "b<x>"}], {}, "the added token 'b<x>'"),
         ([{"content": "\u2126", "normalized": True}], {"normalizer": NFC}, "the added token '\u2126'"),
-        (
-            [],
-            {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}},
-            "splits no words",
-        ),
+        ([{"content": "<t>", "rstrip": True}, {"content": "  "}], {}, "the added token '<t>' in other places"),
+        ([], {"pre_tokenizer": SPLIT}, "splits no words"),
+        ([], {"model": UNKNOWN}, "it does not take this tokenizer"),
     ],
 )
 def test_added_tokens_that_gigatoken_finds_elsewhere_close_its_gate(
     tokens: list[dict[str, Any]], changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    changes = {name: {"trim_offsets": True, **value} for name, value in changes.items()}
     backend, problem = choose(with_added(tmp_path / "t", *tokens, **changes), "auto")
     assert backend == "transformers"
     assert reason in str(problem)
@@ -255,7 +241,7 @@ def test_added_tokens_that_gigatoken_finds_elsewhere_close_its_gate(
         ("the", ["the\u0301", "the \u4f60", "\u00e9the", "e\u0301the"], 2),
     ],
 )
-def test_a_token_that_is_found_in_normalised_text_is_the_references(
+def test_ids_and_spans_of_a_token_that_is_found_in_normalised_text_are_the_references(
     content: str, texts: list[str], fell_back: int, tmp_path: Path
 ) -> None:
     tokenizer = with_added(tmp_path / "t", {"content": content, "normalized": True}, normalizer=NFC)
@@ -263,6 +249,7 @@ def test_a_token_that_is_found_in_normalised_text_is_the_references(
     fast = FastEncoder(tokenizer)
     assert fast.encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
     assert fast.fell_back == fell_back
+    compare(tokenizer, texts)
 
 
 FLAGS = ("normalized", "single_word", "lstrip", "rstrip", "special")
@@ -279,15 +266,13 @@ ADDED = st.lists(
 
 @pytest.mark.long
 @given(ADDED, st.booleans(), st.lists(st.lists(st.sampled_from(AROUND), max_size=6).map("".join), max_size=8))
-def test_with_any_added_tokens_ids_are_the_references_or_the_gate_is_closed(
+def test_with_any_added_tokens_ids_and_spans_are_the_references_or_the_gate_is_closed(
     tokens: list[tuple[str, frozenset[str]]], nfc: bool, texts: list[str]
 ) -> None:
     added = [{"content": content, **dict.fromkeys(flags, True)} for content, flags in tokens]
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = with_added(Path(folder, "t"), *added, **({"normalizer": NFC} if nfc else {}))
-        if choose(tokenizer, "auto")[0] == "gigatoken":
-            found = FastEncoder(tokenizer).encode(texts, False)
-            assert found.to_lists() == tokenizer.encode(texts, False).to_lists()
+        compare(tokenizer, texts)
 
 
 TOKENS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)

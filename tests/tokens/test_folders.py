@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,16 @@ from beam_prep.chat.chat_format import chat_format_of, template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.sample import prepare
 from beam_prep.tokens.tokenizer import Tokenizer
-from tests.conftest import ROOT, shared
+from tests.conftest import shared
 from tests.tokens.folders import TEMPLATES, differences, folder_of, load_reference
+from tests.tokens.test_tokenizer import OURS, SOURCE, configure, copy_of
 
-OURS = ROOT / "examples" / "tokenizer"
 CHAT = [{"role": "user", "content": "Hi  "}, {"role": "assistant", "content": "Hello.\n"}]
 
 
 def changed(target: Path, base: Path = OURS, files: dict[str, str] | None = None, **config: Any) -> Path:
     """A copy of a folder with other settings and files."""
-    shutil.copytree(base, target, ignore=shutil.ignore_patterns("*.py", "beam_prep.json"))
-    path = target / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    configure(copy_of(base, target), **config)
     for name, text in (files or {}).items():
         (target / name).parent.mkdir(exist_ok=True)
         (target / name).write_text(text)
@@ -99,10 +96,8 @@ def test_a_config_names_the_template_that_renders(tmp_path: Path) -> None:
 
 def test_parts_of_a_document_are_encoded_with_the_tokenizers_settings(tmp_path: Path) -> None:
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
-    folder = changed(tmp_path / "made", split_special_tokens=True)
-    source = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps({**source, "pre_tokenizer": metaspace}))
-    tokenizer = Tokenizer.load(folder)
+    folder = copy_of(OURS, tmp_path / "made", pre_tokenizer=metaspace)
+    tokenizer = Tokenizer.load(configure(folder, split_special_tokens=True))
     assert tokenizer.inside is not tokenizer.reference
     assert [each.encode_special_tokens for each in (tokenizer.reference, tokenizer.inside)] == [True, True]
 
@@ -136,12 +131,7 @@ def test_a_new_token_is_refused_without_a_tokenizer_json_too(tmp_path: Path) -> 
         ({"extra_special_tokens": {"a_token": "<|a|>"}}, "", b"", r"names '<.*>', which the vocabulary lacks"),
         ({}, "tokenizer.json", b"{x", r"tokenizer.json cannot be read \(Expecting property name"),
         ({}, "tokenizer.json", b"version https://git-lfs.github", "a Git LFS pointer, .+: git lfs pull"),
-        (
-            {},
-            "chat_template.jinja",
-            "1".encode("utf-16"),
-            r"jinja cannot be read \(.+ invalid start byte",
-        ),
+        ({}, "chat_template.jinja", "1".encode("utf-16"), r"jinja cannot be read \(.+ invalid start byte"),
         ({}, "chat_template.jinja", b"\xef\xbb\xbf{{ 1 }}", r"'chat_template' begins with a byte order mark \(BOM\)"),
         ({}, "additional_chat_templates/rag.jinja", b"\xef\xbb\xbf", r"'rag' begins with a byte order mark \(BOM\)"),
         ({}, "additional_chat_templates/rag.jinja", b"\xe4", r"rag.jinja cannot be read \(.+ unexpected end of data"),
@@ -200,7 +190,7 @@ def test_a_folder_without_the_vocabulary_of_its_class_is_an_error(name: str, tmp
 
 
 def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: Path) -> None:
-    model = json.loads((OURS / "tokenizer.json").read_text())["model"]
+    model = SOURCE["model"]
     (tmp_path / "vocab.json").write_text(json.dumps({**model["vocab"], "<|endoftext|>": len(model["vocab"])}))
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
@@ -211,13 +201,11 @@ def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: P
 
 def test_an_added_token_of_which_the_normaliser_leaves_nothing_is_an_error(tmp_path: Path) -> None:
     """The Rust library would panic, with a traceback, on the first text that is not ASCII."""
-    folder = changed(tmp_path / "made")
-    source = json.loads((folder / "tokenizer.json").read_text())
-    source["normalizer"] = {"type": "Strip", "strip_left": False, "strip_right": True}
-    token = {**source["added_tokens"][0], "id": 4096, "content": "\n", "special": False}
+    strip = {"type": "Strip", "strip_left": False, "strip_right": True}
+    before = SOURCE["added_tokens"][:3]
     for normalized in (True, False):
-        source["added_tokens"] = [*source["added_tokens"][:3], {**token, "normalized": normalized}]
-        (folder / "tokenizer.json").write_text(json.dumps(source))
+        token = {**before[0], "id": 4096, "content": "\n", "special": False, "normalized": normalized}
+        folder = copy_of(OURS, tmp_path / str(normalized), normalizer=strip, added_tokens=[*before, token])
         if normalized:
             with pytest.raises(TokenizerError, match=r"leaves nothing of the added token '\\n'"):
                 Tokenizer.load(folder)
@@ -226,10 +214,9 @@ def test_an_added_token_of_which_the_normaliser_leaves_nothing_is_an_error(tmp_p
 
 @pytest.mark.parametrize("rule", ["single_word", "split_special_tokens"])
 def test_an_eos_text_that_does_not_become_the_eos_token_is_an_error(rule: str, tmp_path: Path) -> None:
-    folder = changed(tmp_path / "made", split_special_tokens=rule == "split_special_tokens")
-    source = json.loads((folder / "tokenizer.json").read_text())
-    tokens = [{**token, "single_word": rule == "single_word"} for token in source["added_tokens"]]
-    (folder / "tokenizer.json").write_text(json.dumps({**source, "added_tokens": tokens}))
+    tokens = [{**token, "single_word": rule == "single_word"} for token in SOURCE["added_tokens"]]
+    folder = copy_of(OURS, tmp_path / "made", added_tokens=tokens)
+    configure(folder, split_special_tokens=rule == "split_special_tokens")
     with pytest.raises(TokenizerError, match=r"this tokenizer makes \['a', '.+\] of 'a<.+', wanted '<.+' in one piece"):
         chat_format_of((), Tokenizer.load(folder), bp.TextRules(eos="always"))
 
@@ -242,15 +229,9 @@ def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
 
 def test_a_token_that_only_we_read_is_an_error_where_the_template_writes_it(tmp_path: Path) -> None:
     """transformers does not look into `special_tokens`: the template would write nothing there."""
-    folder = changed(tmp_path / "made", special_tokens={"eos_token": "<|im_end|>"})
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    config.pop("eos_token", None)
-    path.write_text(json.dumps(config))
+    folder = changed(tmp_path / "made", special_tokens={"eos_token": "<|im_end|>"}, eos_token=None)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert Tokenizer.load(folder).special_tokens["eos_token"] == "<|im_end|>"
     (folder / "chat_template.jinja").write_text("{{ messages[0].content + eos_token }}")
-    with pytest.raises(
-        TokenizerError, match=r'Name it at the top of tokenizer_config\.json, as "eos_token": "<\|im_end'
-    ):
+    with pytest.raises(TokenizerError, match=r'Name it at the top of tokenizer_config\.json, as "eos_token": "<\|im_'):
         Tokenizer.load(folder)

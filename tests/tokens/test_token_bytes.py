@@ -20,10 +20,10 @@ from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 from tests.chars import char_spans
 from tests.conftest import shared
+from tests.reference import ours as loaded
 from tests.tokens.sentencepiece import BLANK, CONTROLS, KINDS, PREPEND, REPLACE, made
-from tests.tokens.test_tokenizer import OURS, copy_of
+from tests.tokens.test_tokenizer import OURS, SOURCE, copy_of
 
-SOURCE = json.loads((OURS / "tokenizer.json").read_text())
 ODD = [" ", "  ", "\n", BLANK, "<0x0A>", "<0x41>", "\u00e9", "\u4f60\u597d", "\U0001f600", "word", " the", "\x00", "\t"]
 WORDS = st.lists(st.sampled_from([*ODD, *CONTROLS, "a", "x\u0344"]), max_size=8).map("".join)
 PREFIXES = {"llama-2": "parts", "first": "text", "first, split": "text", "always": None}
@@ -134,36 +134,6 @@ def test_what_changes_a_text_in_another_way_is_left_to_the_reference(changes: di
     assert compare(other, ["A text of \ufb01ve words", " a"]) == 2
 
 
-def test_unknown_bytes_and_blanks_that_a_token_takes_move_no_offset(tmp_path: Path) -> None:
-    """Sums of bytes may be right where two tokens are wrong; gigatoken's gate is closed, so they are not used."""
-    vocabulary = {token: number for token, number in SOURCE["model"]["vocab"].items() if "z" not in token}
-    merges = [pair for pair in SOURCE["model"]["merges"] if "z" not in "".join(pair)]
-    model = {**SOURCE["model"], "vocab": {**vocabulary, "<unk>": 5000}, "merges": merges}
-    unknown = Tokenizer.load(
-        copy_of(OURS, tmp_path / "unknown", model={**model, "unk_token": "<unk>", "fuse_unk": True})
-    )
-    assert compare(unknown, ["azzzbcdzzzzzzzend of it", "azzzzbzzzzzzthe end", "plain"]) == 3
-    tokens = [
-        {**SOURCE["added_tokens"][0], "id": 5001 + at, "content": content, "rstrip": at == 0}
-        for at, content in enumerate(("<t>", "  "))
-    ]
-    spaced = Tokenizer.load(copy_of(OURS, tmp_path / "spaced", added_tokens=[*SOURCE["added_tokens"], *tokens]))
-    assert compare(spaced, ["<t>  y", "<t>   y", "plain"]) == 3
-
-
-@pytest.mark.parametrize("flag", ["normalized", "rstrip"])
-def test_added_tokens_of_byte_level_move_no_offset(flag: str, tmp_path: Path) -> None:
-    """With a normaliser, a token that is found in normalised text may stand for more or fewer bytes than its own."""
-    tokens = [
-        {**SOURCE["added_tokens"][0], "id": 5000 + at, "content": content, "special": False, flag: True}
-        for at, content in enumerate(("e\u0301", "[T]"))
-    ]
-    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*SOURCE["added_tokens"], *tokens]}
-    other = Tokenizer.load(copy_of(OURS, tmp_path / "tokenizer", **changes))
-    texts = ["-' \u00e9!", "e\u0301x [T] y", "a[T]b  [T]  ", "\u212b\u00e9\u2126"]
-    compare(other, texts)
-
-
 def test_tokens_of_more_bytes_than_a_byte_counts_keep_their_length() -> None:
     table = TokenBytes(np.array([3, 256, 0], np.int32))
     assert table.of(Ragged.from_lists([[1, 0], [], [1]]), ["", "", ""]).tolist() == [256, 3, 256]
@@ -181,7 +151,7 @@ def test_a_split_that_removes_what_it_does_not_match_leaves_no_text_to_the_refer
 
 def test_sums_that_cancel_out_move_no_offset() -> None:
     """NFC makes two code points of one and other bytes of others: one part grows, another shrinks by as much."""
-    qwen = Tokenizer.load(shared("tokenizers", "qwen2.5"))
+    qwen = loaded(shared("tokenizers", "qwen2.5"))
     text, table = "x\u0344<|im_end|>yes \u2126\u2126", token_bytes(qwen)
     assert table is not None
     assert table.lengths[qwen.encode([text], False).flat].sum() == len(text.encode())  # sums alone would not tell
@@ -199,7 +169,7 @@ def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_te
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
-    ours = Tokenizer.load(OURS)
+    ours = loaded(OURS)
     table = token_bytes(ours)
     assert table is not None
     wide = replace(table, lengths=np.full(len(table.lengths), (1 << 29) + 1, np.int32))

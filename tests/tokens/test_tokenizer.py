@@ -26,6 +26,7 @@ from tests.reference import auto
 from tests.reference import ours as load
 
 OURS = ROOT / "examples" / "tokenizer"
+SOURCE = json.loads((OURS / "tokenizer.json").read_text())
 
 # Runs of `-` in which two segmentations tie (the material's README): other ids there, as many of them.
 TIES = {"t5-small": {71, 74, 77, 148}}
@@ -79,7 +80,7 @@ def ids_of(folder: Path) -> list[list[int]]:
 
 def test_ids_are_those_of_transformers(folder: Path) -> None:
     assert ids_of(folder) == auto(folder)(verify_texts(), add_special_tokens=False)["input_ids"]
-    assert max(max(ids, default=0) for ids in ids_of(folder)) <= load(folder).max_id
+    assert load(folder).max_id == max(load(folder).reference.get_vocab(with_added_tokens=True).values())
     texts = ["", *verify_texts()[1::8]]
     assert load(folder).encode(texts, True).to_lists() == auto(folder)(texts, add_special_tokens=True)["input_ids"]
 
@@ -126,10 +127,8 @@ def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
 
 
 def test_a_token_of_white_space_that_takes_more_of_it_is_covered(tmp_path: Path) -> None:
-    folder = shutil.copytree(OURS, tmp_path / "made", ignore=shutil.ignore_patterns("beam_prep.json"))
-    source = json.loads((folder / "tokenizer.json").read_text())
-    source["added_tokens"].append({**source["added_tokens"][0], "id": 4096, "content": "\n\n", "lstrip": True})
-    (folder / "tokenizer.json").write_text(json.dumps(source))
+    token = {**SOURCE["added_tokens"][0], "id": 4096, "content": "\n\n", "lstrip": True}
+    folder = copy_of(OURS, tmp_path / "made", added_tokens=[*SOURCE["added_tokens"], token])
     ids, (first, last) = Tokenizer.load(folder).encode_spans(["a: \n\nb"], False, char_spans([(0, 3, 6)]))
     assert ids.to_lists()[0][int(first[0]) : int(last[0])][0] == 4096
 
@@ -156,14 +155,8 @@ def test_the_usual_keys_win_over_the_object(tmp_path: Path) -> None:
 
 # What a tokenizer.json may say besides
 
-PADDING = {
-    "strategy": {"Fixed": 64},
-    "direction": "Right",
-    "pad_to_multiple_of": None,
-    "pad_id": 3,
-    "pad_type_id": 0,
-    "pad_token": "<|pad|>",
-}
+FIXED = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None}
+PADDING = {**FIXED, "pad_id": 3, "pad_type_id": 0, "pad_token": "<|pad|>"}
 TRUNCATION = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
 
 
@@ -210,9 +203,8 @@ def test_whatever_changes_the_ids_changes_the_fingerprint(change: str, tmp_path:
         elif change == "bos":
             configure(folder, bos_token="<|im_end|>")
         else:
-            source = json.loads((folder / "tokenizer.json").read_text())
-            source["model"]["merges"].pop()
-            (folder / "tokenizer.json").write_text(json.dumps(source))
+            model = {**SOURCE["model"], "merges": SOURCE["model"]["merges"][:-1]}
+            (folder / "tokenizer.json").write_text(json.dumps({**SOURCE, "model": model}))
         after = Tokenizer.load(folder)
         assert after.fingerprint != before.fingerprint
         assert (after.chat_template == "{{ messages }}!") == (change == "template")
@@ -267,11 +259,6 @@ def test_a_name_without_a_network_says_why_it_is_not_found() -> None:
         Tokenizer.load("some-org/some-model")
 
 
-def test_the_largest_id_is_that_of_the_vocabulary(folder: Path) -> None:
-    tokenizer = load(folder)
-    assert tokenizer.max_id == max(tokenizer.reference.get_vocab(with_added_tokens=True).values())
-
-
 def test_a_flipped_bit_in_a_saved_folder_is_never_trusted(tmp_path: Path) -> None:
     """Whatever the mark says: all of it follows from the other files."""
     saved = Path(Tokenizer.load(OURS).save(tmp_path / "saved").folder)
@@ -285,7 +272,5 @@ def test_a_flipped_bit_in_a_saved_folder_is_never_trusted(tmp_path: Path) -> Non
 def test_a_tokenizer_without_a_template_says_what_to_do() -> None:
     tokenizer = Tokenizer.load(shared("tokenizers", "t5-small"))
     assert tokenizer.chat_template is None
-    with pytest.raises(
-        TokenizerError, match=r"no chat template.+put a chat_template.jinja into the tokenizer's folder"
-    ):
+    with pytest.raises(TokenizerError, match=r"no chat template.+put a chat_template.jinja into the tokenizer's fol"):
         template_of(tokenizer)
