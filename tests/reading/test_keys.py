@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given
 
 import beam_prep as bp
-from beam_prep.data.block import InputFile
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, form, key_records, normalized
-from beam_prep.reading.records import RawBlock, Records, dumped, parse
+from beam_prep.reading.records import dumped
 from beam_prep.recipe import key_steps
 from tests.compose import naive
 from tests.compose.oracle import key_of
@@ -25,12 +24,6 @@ VALUES = st.recursive(
 
 def canonical(value: Any) -> bytes:
     return dumped(value, sort=True)
-
-
-def read(*lines: bytes) -> Records:
-    data = b"".join(line + b"\n" for line in lines)
-    raw = RawBlock(0, len(data), 0, data, b"")
-    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536))
 
 
 @given(VALUES)
@@ -49,9 +42,9 @@ def test_a_value_is_equal_to_those_that_the_oracle_says(one: Any, other: Any) ->
         before = json.dumps(one)
         same = canonical(normalized([one], how)) == canonical(normalized([other], how))
         assert same == (key_of({"a": one}, ["a"], how) == key_of({"a": other}, ["a"], how))
-        lines = [json.dumps({"a": value, "b": 1}).encode() for value in (one, other)]
+        lines = [json.dumps({"a": value, "b": 1}) for value in (one, other)]
         keys = Keys(duplicate=("a", "b"), normalize=how)
-        found = key_records(read(*lines), keys).ledger
+        found = key_records(bp.testing.records(lines), keys).ledger
         if not found.status.any():  # numbers beyond a double are rejects
             first, second = found.digests[DUPLICATE].tolist()
             assert (first == second) == same
@@ -62,7 +55,7 @@ def test_a_value_is_equal_to_those_that_the_oracle_says(one: Any, other: Any) ->
 def test_digests_are_what_earlier_versions_made() -> None:
     """Another digest would put other records into each split."""
     lines = ['{"b": 1, "a": "é"}', '{"a": null}', '{"a": 2.50, "big": 123456789012345678901234567890}']
-    records = read(*(line.encode() for line in lines))
+    records = bp.testing.records(lines)
     whole = key_records(records, Keys(split=True)).ledger.digests[SPLIT]
     assert whole.tolist() == [naive.split_digest(json.loads(line)) for line in lines]
     assert whole.tolist() == [8328051787880320142, 13723916651595322929, 12574773168616205508]
@@ -71,7 +64,7 @@ def test_digests_are_what_earlier_versions_made() -> None:
 
 
 def test_records_without_what_is_digested_are_rejected_or_have_no_key() -> None:
-    records = read(b'{"a": null, "b": 1}', b'{"a": 0, "b": null}', b'{"a": false}', b'{"a": "", "c": 1}')
+    records = bp.testing.records([{"a": None, "b": 1}, {"a": 0, "b": None}, {"a": False}, {"a": "", "c": 1}])
     found = key_records(records, Keys(split=True, split_key="a", duplicate=("b", "c")))
     assert [found.ledger.messages.get(line) for line in range(4)] == [
         "the record has no 'a', which decides its split",
