@@ -30,10 +30,9 @@ def masked(rows: Any, *outputs: Any, roles: Any = None, default: Any = "mask", *
 
 
 def test_bos_is_never_trained_unless_a_rendering_brings_it() -> None:
-    assert trained(masked([{"messages": chat("u hi")}], row(messages()), default="train")) == ["_u:hi;"]
-    brought = masked(
-        [{"messages": chat("u hi")}], row(messages()), default="train", template="^{{ messages[0].content }}"
-    )
+    rows = [{"messages": chat("u hi")}]
+    assert trained(masked(rows, row(messages()), default="train")) == ["_u:hi;"]
+    brought = masked(rows, row(messages()), default="train", template="^{{ messages[0].content }}")
     assert trained(brought) == ["^hi"]
 
 
@@ -170,11 +169,8 @@ def test_a_row_whose_only_trained_token_is_shifted_away_is_untrained() -> None:
 
 
 def test_a_row_needs_something_to_train_in_each_output_that_can_train() -> None:
-    sides = (
-        row(messages("x"), name="x", mask="mx"),
-        row(messages("y"), name="y", mask="my"),
-        row(messages("p", "mask"), name="p", mask="mp"),
-    )
+    actions = {"x": "$role", "y": "$role", "p": "mask"}
+    sides = [row(messages(name, action), name=name, mask=f"m{name}") for name, action in actions.items()]
     rows = [{"x": chat("a 1"), "y": chat(y), "p": chat("u q")} for y in ("a 2", "u 2")]
     batch = drop_rows_without_loss(masked(rows, *sides, roles={"assistant": "train"}), "drop")
     assert outcomes(batch) == ["", "rows_without_loss"]

@@ -48,11 +48,9 @@ def test_too_long_records_can_fail_the_run_with_their_place() -> None:
 
 
 def test_list_elements_are_cut_one_by_one_and_values_never() -> None:
-    outputs = (
-        row(text("r"), name="r", kind="list", mask="m"),
-        row(Section("v", "value"), name="v", kind="value", mask=None),
-    )
-    batch = batch_of([{"r": ["abcd", "", "ab"], "v": [1, 2, 3]}, {"r": ["xyz"], "v": [4]}], *outputs)
+    lists = row(text("r"), name="r", kind="list", mask="m")
+    values = row(Section("v", "value"), name="v", kind="value", mask=None)
+    batch = batch_of([{"r": ["abcd", "", "ab"], "v": [1, 2, 3]}, {"r": ["xyz"], "v": [4]}], lists, values)
     batch = truncate(build_mask(batch, RoleMask({})), 2)
     assert texts(batch, "r") == [["ab", "", "ab"], ["xy"]]
     assert batch["m"].to_lists() == [[[1, 1], [], [1, 1]], [[1, 1]]]
