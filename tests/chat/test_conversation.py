@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from tests.chat.trained import outcome, said, say, talk, trained
+from tests.chat.trained import each, outcome, said, say, talk, trained
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -59,19 +59,15 @@ def test_blocks_in_captures_macros_filters_and_loops(body: str) -> None:
     template = (
         "{% macro speak(m) %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endmacro %}"
         "{% macro wrap() %}h:{{ caller() }}{% endmacro %}"
-        "{% for m in messages %}{% if m.role == 'assistant' %}"
-        + body
-        + "{% else %}<{{ m.content }}>{% endif %}{% endfor %}"
     )
+    template += each("{% if m.role == 'assistant' %}" + body + "{% else %}<{{ m.content }}>{% endif %}")
     assert said(template, talk("alpha", "h:beta", "h:beta!", "gamma")) == ["h:beta!", "gamma!"]
 
 
 @pytest.mark.parametrize("change", ["upper", "reverse"])
 def test_marks_that_a_filter_loses_train_no_other_text(change: str) -> None:
-    template = (
-        "{% for m in messages %}{% filter " + change + " %}{{ m.role[0] }}{% generation %}{{ m.content }}"
-        "{% endgeneration %}{% endfilter %}{% endfor %}"
-    )
+    marked = "{{ m.role[0] }}{% generation %}{{ m.content }}{% endgeneration %}"
+    template = each("{% filter " + change + " %}" + marked + "{% endfilter %}")
     found = said(template, talk("q", "bc"))
     assert isinstance(found, str) or "".join(found) in ("", "BC"), found
 

@@ -135,10 +135,8 @@ def test_a_prompt_is_known_though_the_template_begins_otherwise_where_it_writes_
 
 
 def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
-    template = (
-        "{{ '<|im_start|>' }}{% for m in messages %}{{ m.role + '\n' + m.content + '\n' }}"
-        "{% if not loop.last %}{{ '<|im_start|>' }}{% endif %}{% endfor %}" + PROMPT
-    )
+    turn = "{{ m.role + '\n' + m.content + '\n' }}{{ '<|im_start|>' if not loop.last }}"
+    template = "{{ '<|im_start|>' }}" + each(turn) + PROMPT
     assert trained(template, talk("q", "a", "r", "b")) == ["a", "b"]
 
 

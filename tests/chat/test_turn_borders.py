@@ -81,10 +81,8 @@ def test_an_answers_turn_begins_and_ends_where_the_list_made_by_hand_says(name: 
     (header, first), (_, last) = found
     readings = [borders, *([borders["or"]] if "or" in borders else [])]
     if name in WITHOUT_PROMPT:
-        assert [header.rstrip(), first, last] == [
-            borders["header"].rstrip(),
-            *(borders[k].lstrip() for k in ("text", "last")),
-        ]
+        wanted = [borders["header"].rstrip(), borders["text"].lstrip(), borders["last"].lstrip()]
+        assert [header.rstrip(), first, last] == wanted
         return
     assert (header, first, last) in [(each["header"], each["text"], each["last"]) for each in readings]
 
