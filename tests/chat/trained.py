@@ -1,7 +1,6 @@
 """What is trained of conversations of templates that are put together in tests. With `Chars` a token is a character."""
 
 import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ HEADER = "{{ '<|im_start|>' + m.role + '\n' }}"
 END = "{{ '<|im_end|>\n' }}{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 CHATML = "{% for m in messages %}" + HEADER + "{{ m.content }}" + END + PROMPT
-_FACTS: dict[Any, dict[Any, Any]] = defaultdict(dict)
 
 
 def each(body: str) -> str:
@@ -54,10 +52,8 @@ def talk(*contents: str, system: str | None = None) -> list[Message]:
 
 
 def fresh(source: str, tokens: dict[str, str], controls: Sequence[str] = CONTROLS, form: Any = "auto") -> ChatTemplate:
-    """A template that has seen no conversation. Its facts, which take most of the time, are looked for once."""
-    template = ChatTemplate(source, tokens, controls, None, form)
-    template._facts = _FACTS[source, *sorted(tokens.items()), "", *controls, form]
-    return template
+    """A template that has seen no conversation."""
+    return ChatTemplate(source, tokens, controls, None, form)
 
 
 def prepared(
