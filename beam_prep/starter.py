@@ -589,7 +589,7 @@ def start(
         TokenizerError: there is no such tokenizer.
     """
     target = Path(path)
-    if not target.name or target.is_dir():
+    if not target.name or target.is_dir() or str(path).endswith("/"):
         raise OutputError(f"-o is {str(path)!r}, wanted a file: give a name that ends in .json")
     reasons = target.with_suffix(".md")
     if target == reasons:

@@ -137,7 +137,7 @@ def run(tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def command(capsys: Capture) -> Command:
-    """Runs a command with an exit code, 0 unless another is given; gives what it prints, or what is wrong."""
+    """Runs a command with an exit code, 0 unless another is given; gives its output, or, if it fails, its error."""
 
     def _command(*words: object, code: int = 0) -> str:
         from beam_prep.cli import main
@@ -148,7 +148,7 @@ def command(capsys: Capture) -> Command:
             found = int(end.code or 0)
         printed = capsys.readouterr()
         assert found == code, printed.err
-        return printed.out or printed.err
+        return printed.err if code else printed.out
 
     return _command
 

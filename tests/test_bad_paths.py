@@ -160,3 +160,4 @@ def test_closed_streams_change_neither_the_exit_code_nor_another_stream(closed: 
     done = subprocess.run(typed, shell=True, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr
+    assert ("invalid choice" in done.stderr) == (words == "nothing")

@@ -138,11 +138,11 @@ class Conversations:
     def _piece(self, rendered: RenderedChat, chat: _Chat, first: int, trained: Sequence[int]) -> Piece:
         """The piece for the messages from `first` on; earlier messages are only in its text."""
         text, cut, special = self._chat_format.cut_bos(checked(rendered.text))
+        rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         # The last message of a role in this piece may not be the last of the conversation: `trained` decides.
         segments = [
             each._replace(action=TRAIN if each.turn in trained else MASK)
             for each in self._segments(rendered, chat, -2, cut)
-            if each.turn >= first
         ]
         return Piece(text, special, segments, roles=chat.roles[first : len(chat.messages)])
 
@@ -450,7 +450,8 @@ def _header(text: str, prompt: str, start: int, tokens: Tokens) -> tuple[int, in
     for size in sorted((token.end() for token in tokens.token.finditer(prompt)), reverse=True):
         part = prompt[:size]
         at = text.rfind(part, 0, start + size)
-        if at >= 0 and _WORD.search(part) and not text[at + size : start].strip():
+        is_there = at >= 0 and _WORD.search(part) and not text[at + size : start].strip()
+        if is_there and (part == prompt or not at < start < at + size):  # a part over the begin may be the model's
             return at, at + size
     return start, start
 

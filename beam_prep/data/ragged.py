@@ -248,11 +248,9 @@ class Ragged:
         return np.asarray(np.minimum(firsts - borders[:-1], lengths))
 
     def to_lists(self) -> list[Any]:
-        """Rows as lists of Python numbers; only for tests and printing."""
-        if isinstance(self.values, Ragged):
-            inner = self.values.to_lists()
-            return [inner[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
-        return [row.tolist() for row in self if not isinstance(row, Ragged)]
+        """Rows as lists of Python numbers."""
+        values = self.values.to_lists() if isinstance(self.values, Ragged) else self.values.tolist()
+        return [values[begin:end] for begin, end in itertools.pairwise(self.offsets.tolist())]
 
 
 class Aligned:

@@ -10,6 +10,7 @@ Readers trust only the manifest: they ignore files that it does not list.
 """
 
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -56,6 +57,10 @@ MAPS = 30_000
 """Most maps of open shards of an output. A column can be one, and Linux allows a process 65,530."""
 
 
+def digest_of(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
 def _part(shard: Mapping[str, Any]) -> Part:
     return shard.get("split"), shard["domain"]
 
@@ -99,11 +104,12 @@ class Dataset(Rows):
         self,
         files: Path | Stored,
         manifest: dict[str, Any],
+        digest: bytes,
         lease: ReaderLease | None = None,
         domains: Sequence[str] | None = None,
         split: str | None = None,
     ) -> None:
-        """Only `open_dataset` calls this. `split`, `domains`: only the rows of these; None: of all."""
+        """Only `open_dataset` calls this. `digest`: of the manifest's file. `split`, `domains`: only their rows."""
         self.path: Any = files.url if isinstance(files, Stored) else files
         self.manifest = manifest
         self.schema = output_columns(manifest)
@@ -113,7 +119,7 @@ class Dataset(Rows):
         for name in domains or ():
             self._check("domain", name, dict.fromkeys(shard["domain"] for shard in here))
         self._files, self._lease, self._domains, self._split = files, lease, domains, split
-        self._same: tuple[int, int, int] | None = None  # inode, time and size of a file with this manifest
+        self._digest, self._seen = digest, set[tuple[int, int, int]]()  # inode, time and size of the manifest's file
         self._shards = [shard for shard in here if domains is None or shard["domain"] in domains]
         self._starts = [0, *itertools.accumulate(shard["rows"] for shard in self._shards)]
         self._rows_of: dict[Part, range] = {}
@@ -136,7 +142,8 @@ class Dataset(Rows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the shards itself.
-        return Dataset, (self._files, self.manifest, None, self._domains, self._split), {"_rows": self._rows}
+        given = (self._files, self.manifest, self._digest, None, self._domains, self._split)
+        return Dataset, given, {"_rows": self._rows}
 
     def _view(self, rows: range) -> "Dataset":
         """A view of rows of the output. It shares everything else."""
@@ -492,18 +499,19 @@ class Dataset(Rows):
         """
         if isinstance(self._files, Stored):
             return
-        path, found = self._files / MANIFEST, None
-        with suppress(FileNotFoundError):
-            state = path.stat()
-            found = state.st_ino, state.st_mtime_ns, state.st_size
-            if found != self._same and load(path.read_bytes(), str(path)) != self.manifest:
-                found = None
-        if found is None:
+        path = self._files / MANIFEST
+        try:
+            found = path.stat()
+            state = found.st_ino, found.st_mtime_ns, found.st_size
+            is_same = state in self._seen or digest_of(path.read_bytes()) == self._digest
+        except OSError as error:
+            raise FormatError(f"{path}: {error.strerror}: removed, or not on this machine?") from None
+        if not is_same:
             raise FormatError(
-                f"{self.path} was written again, or removed, since it was opened: open it again. Readers keep their "
-                "output if it has versions: --keep_versions"
+                f"{self.path} was written again since it was opened: open it again. Readers keep their output if it "
+                "has versions: --keep_versions"
             )
-        self._same = found
+        self._seen.add(state)
 
     def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
         """Rows in this order: column name -> values, copied once, in native byte order.
@@ -753,7 +761,8 @@ def open_dataset(
         where = str(files)
     lease = None if where == root else ReaderLease(where)
     try:
-        manifest = load(read_bytes(f"{where}/{MANIFEST}"), f"{where}/{MANIFEST}")
+        content = read_bytes(f"{where}/{MANIFEST}")
+        manifest, digest = load(content, f"{where}/{MANIFEST}"), digest_of(content)
     except (FileNotFoundError, NotADirectoryError):
         above = [] if is_stored else [each for each in Path(where).parents[:3] if (each / MANIFEST).is_file()]
         if above:
@@ -766,6 +775,6 @@ def open_dataset(
             raise BeamPrepError(
                 f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
             )
-        return Dataset(files, manifest, lease, domains, None if split == ALL else split)
+        return Dataset(files, manifest, digest, lease, domains, None if split == ALL else split)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{where}/{MANIFEST} is damaged ({error!r}): make the output again") from None

@@ -498,7 +498,7 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
 def template_kwargs(record: Record) -> dict[str, Any]:
     """The record's `chat_template_kwargs`, variables for the template; {} if absent or null."""
     found: Any = record.get("chat_template_kwargs")
-    if isinstance(found, str) and found.lstrip().startswith("{"):  # of tables, whose records have different keys
+    if isinstance(found, str):  # of tables, whose records have different keys
         found = parsed_field(found, "chat_template_kwargs", "an object", "bad_kwargs")
     if found is None:
         return {}

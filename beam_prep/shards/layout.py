@@ -223,15 +223,21 @@ def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: M
     """
     for name, column in batch.schema.items():
         rows, ids = batch[name], batch.columns.get(column.of or "")
-        pairs: list[tuple[Any, Any]] = [] if ids is None else [(rows, ids), (rows.values, ids.values)]
-        if any(isinstance(one, Ragged) and not np.array_equal(one.offsets, other.offsets) for one, other in pairs):
-            wrong = np.flatnonzero(rows.lengths != pairs[0][1].lengths)[:1].tolist()
+        if ids is not None and not _aligned(rows, ids):
+            wrong = np.flatnonzero(rows.lengths != ids.lengths)[:1].tolist()
             first = f", the first at {batch.where(wrong[0])}" if wrong else ""
             raise ValueError(f"rows of {name!r} are not as long as those of {column.of!r}{first}")
     stored = store_as(drop_rows_without_loss(reject_equal_sides(batch), rows_without_loss), dtypes)
     if notes := stored.ledger.notes:
         stored.count(CONTAMINATED, np.isin(stored.line, list(notes)), once=True)
     return stored
+
+
+def _aligned(rows: Any, ids: Any) -> bool:
+    """Whether rows have a value for each token."""
+    if not isinstance(rows, Ragged) or not isinstance(ids, Ragged):
+        return type(rows) is type(ids)
+    return np.array_equal(rows.offsets, ids.offsets) and _aligned(rows.values, ids.values)
 
 
 def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:

@@ -193,17 +193,16 @@ class Shards:
     def __iter__(self) -> Iterator[ShardPlan]:
         found = (flush[code] for flush in self._flushes() for code in sorted(flush))
         for plan, pieces in zip(numbered(self.parts, self._splits), found, strict=True):
-            yield replace(plan, slices=tuple(itertools.starmap(self._slice, pieces)))
+            yield replace(plan, slices=self._slices(*zip(*pieces, strict=True)))
 
     def _flushes(self) -> Iterator[dict[int, list[tuple[int, int, int, int]]]]:
         """For each flush: domain -> its rows, as (block, place of the domain in the block, start, stop)."""
         receipts = self._receipts
         for first, last in itertools.pairwise([Border(0), *self._borders, Border(len(receipts))]):
             found = defaultdict(list)
-            for block in range(first.block, min(last.block + 1, len(receipts))):
-                codes, stops = (
-                    np.asarray(each[block]).tolist() for each in (receipts.entry_domain, receipts.entry_rows)
-                )
+            blocks = slice(first.block, last.block + 1)
+            entries = zip(receipts.entry_domain[blocks].to_lists(), receipts.entry_rows[blocks].to_lists(), strict=True)
+            for block, (codes, stops) in enumerate(entries, first.block):
                 starts = first.cut if block == first.block and first.cut else (0,) * len(codes)
                 stops = last.cut if block == last.block else stops
                 for place, (code, start, stop) in enumerate(zip(codes, starts, stops, strict=True)):
@@ -211,11 +210,15 @@ class Shards:
                         found[code].append((block, place, start, stop))
             yield found
 
-    def _slice(self, block: int, place: int, start: int, stop: int) -> Slice:
-        domain = place if self._splits is None else place * len(self._splits.names) + self._split
-        file, first_byte = (int(column[block]) for column in self._places)
-        name = self._receipts.names[block].as_py()
-        return Slice(name, domain, start, stop, file, first_byte, self._receipts.copies[block])
+    def _slices(
+        self, blocks: Sequence[int], places: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[Slice, ...]:
+        names = self._receipts.names.take(pa.array(blocks)).to_pylist()
+        parts = 1 if self._splits is None else len(self._splits.names)
+        domains = [place * parts + self._split for place in places]
+        files, first_bytes = (column[[*blocks]].tolist() for column in self._places)
+        copies = map(self._receipts.copies.__getitem__, blocks)
+        return tuple(map(Slice, names, domains, starts, stops, files, first_bytes, copies))
 
 
 def numbered(parts: Sequence[str], splits: Splits | None) -> Iterator[ShardPlan]:

@@ -6,6 +6,7 @@ import gzip
 import io
 import itertools
 import json
+import logging
 import os
 import shutil
 import stat
@@ -28,6 +29,8 @@ from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import HEAD_BYTES, by_first_bytes, refusal, source_of
 from beam_prep.storage import stores
 from beam_prep.storage.stores import Changed, ObjectInfo, Reader, is_local, read_bytes, read_version
+
+log = logging.getLogger("beam_prep")
 
 _PACKED_BYTES = 256 * 1024
 
@@ -97,8 +100,11 @@ def _match(pattern: str) -> list[InputFile]:
         found = [pattern] if os.path.lexists(pattern) else []
         if not found and glob.has_magic(pattern):
             found = glob.glob(pattern, recursive=True)
-        if found != [pattern]:
-            _check_folders(pattern)
+        for closed in dict.fromkeys(_closed_folders(pattern)) if found != [pattern] else ():
+            problem = f"cannot look into {closed!r}: permission denied; to read its files, type: chmod u+rx"
+            if not found:
+                raise InputError(problem)
+            log.warning("warning: %s, or leave them out", problem)
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
         files = [file for path in sorted(found, key=os.fsencode) for file in _files_of_folder(path) or [path]]
@@ -122,25 +128,16 @@ def _match(pattern: str) -> list[InputFile]:
     ]
 
 
-def _check_folders(pattern: str) -> None:
-    """`glob` passes over a folder that may not be read, and its files would be missing in silence.
-
-    Raises:
-        InputError: names the folder.
-    """
+def _closed_folders(pattern: str) -> Iterator[str]:
+    """The folders that `glob` passes over, with all their files, because they may not be read."""
     above, name = os.path.split(pattern)
     if not name:
         return
-    _check_folders(above)
+    yield from _closed_folders(above)
     folder = os.path.join(above, "**" if name == "**" else "", "")
     rights = os.R_OK | os.X_OK if glob.has_magic(name) else os.X_OK
     folders = glob.glob(folder, recursive=True) if glob.has_magic(folder) else [above]
-    for path in folders:
-        is_data = os.path.basename(path.rstrip("/")) != "lost+found"  # the file system's own
-        if is_data and os.path.isdir(path) and not os.access(path, rights):
-            raise InputError(
-                f"cannot look into {path!r}: permission denied; make it readable (chmod u+rx), or leave it out"
-            )
+    yield from (path for path in folders if os.path.isdir(path) and not os.access(path, rights))
 
 
 def _files_of_folder(folder: str) -> list[str] | None:

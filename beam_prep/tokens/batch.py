@@ -355,7 +355,7 @@ class Batch(Block):
         """`rows` as a bool mask: numbers of rows would take out other rows, or none."""
         found = np.asarray(rows)
         if found.shape != (len(self),) or (found.dtype != bool and len(self)):  # an array of [] has floats
-            raise ValueError(f"found rows {found.dtype} {found.shape}, wanted bool [{len(self)}], one a row")
+            raise ValueError(f"rows is {found.dtype} {found.shape}, wanted a bool mask [{len(self)}]: `numbers > 0`")
         return found.astype(bool)
 
     def _of_same_records(self, rows: Array) -> Array:

@@ -239,7 +239,7 @@ def of_ids(record: Row) -> Any:
         (tools, {"tools": [{}, "f"]}, "bad_tools", "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
         (tools, {"tools": [{}, "{f"]}, "bad_tools", "field 'tools[1]' is a string that is no JSON (unexpected"),
         (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (unexpected character"),
-        (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
+        (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", "is a string that is no JSON"),
         (template_kwargs, {"chat_template_kwargs": "{'a': 1}"}, "bad_kwargs", "is a string that is no JSON"),
         (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
         (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted a token id"),

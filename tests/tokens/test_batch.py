@@ -117,9 +117,9 @@ def test_dropped_and_rejected_rows_leave_the_batch_and_enter_the_ledger() -> Non
 def test_rows_that_are_taken_out_are_given_as_a_mask(rows: list[Any]) -> None:
     """With numbers of rows, `drop` left all rows, and `reject` took out others."""
     batch = two_rows()
-    with pytest.raises(ValueError, match=r"found rows .*, wanted bool \[3\], one a row"):
+    with pytest.raises(ValueError, match=r"rows is .*, wanted a bool mask \[3\]"):
         batch.drop(np.array(rows), "tired")
-    with pytest.raises(ValueError, match=r"found rows .*, wanted bool \[3\], one a row"):
+    with pytest.raises(ValueError, match=r"rows is .*, wanted a bool mask \[3\]"):
         batch.reject(np.array(rows), "wrong", "it is")
     empty = batch.drop(np.ones(3, bool), "tired")
     assert len(empty.drop(np.array([]), "tired").reject(np.array([]), "wrong", "it is")) == 0
