@@ -24,6 +24,7 @@ settings.load_profile("quick")
 
 # Types of fixtures.
 Capture = pytest.CaptureFixture[str]
+Folders = pytest.TempPathFactory
 Log = pytest.LogCaptureFixture
 Patch = pytest.MonkeyPatch
 Run = Callable[..., Any]
@@ -66,7 +67,7 @@ def run_job(config: Any, inputs: Any, output: Path | str, tokenizer: Any = TOKEN
 
 
 @pytest.fixture(scope="session")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def output(tmp_path_factory: Folders) -> Callable[[str], Any]:
     """Name of a config -> the output over its sample, made once for all tests: they only read it."""
     import beam_prep as bp
     from tests.test_configs import sample

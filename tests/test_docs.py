@@ -22,7 +22,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_prep
 from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from tests.conftest import ROOT, Patch, checkout, config_of, run_job
+from tests.conftest import ROOT, Folders, Patch, checkout, config_of, run_job
 from tools.config_page import PAGES as TABLES
 from tools.config_page import with_tables
 from tools.words import prose
@@ -114,7 +114,7 @@ def test_each_format_has_a_section() -> None:
 
 
 @pytest.fixture(scope="session")
-def outputs(tmp_path_factory: pytest.TempPathFactory, output: Callable[[str], Any]) -> Path:
+def outputs(tmp_path_factory: Folders, output: Callable[[str], Any]) -> Path:
     """The outputs that code in the docs reads."""
     folder = tmp_path_factory.mktemp("docs")
     names = {"chat": "sft_conversation", "grpo": "grpo", "rollouts": "grpo_tokens", "rlvr": "rlvr"}

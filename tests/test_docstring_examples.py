@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from tests.conftest import Patch, checkout
+from tests.conftest import Folders, Patch, checkout
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: Folders) -> Path:
     folder = checkout(tmp_path_factory.mktemp("checkout"))
     # What examples read; of `out/pipeline` one finds that it is there, as it may run in another process than others.
     with pytest.MonkeyPatch.context() as there:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from beam_prep.sample import SAMPLE_BYTES, Drawn, draw
 from beam_prep.storage.files import list_inputs
+from tests.conftest import Folders
 
 
 def numbers(drawn: Drawn) -> list[int]:
@@ -33,7 +34,7 @@ def drawn_of(folder: Path, count: int, size: int = SAMPLE_BYTES) -> Drawn:
     count=st.integers(1, 1600),
 )
 def test_a_sample_has_as_many_records_as_asked_for_each_once(
-    sizes: list[int], width: int, count: int, tmp_path_factory: pytest.TempPathFactory
+    sizes: list[int], width: int, count: int, tmp_path_factory: Folders
 ) -> None:
     folder = tmp_path_factory.mktemp("input")
     start = 0

@@ -18,7 +18,7 @@ from beam_prep.inspect.output import inspect
 from beam_prep.inspect.row import LeftOut
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, config_of, records_of, says, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Folders, Run, config_of, records_of, says, write_lines
 
 
 def examples(name: str, count: int = 20) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[.
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()) | st.sampled_from("<>!-/&\u2028\u202e\ud800\r\n"))))
-def test_any_text_comes_back_visible(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_any_text_comes_back_visible(tmp_path_factory: Folders, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("any") / "page.html"
     entries = [LeftOut(text, "rejected", text, text, text) for text in texts]
     assert write_page(path, entries, Head("".join(texts), "", [("".join(texts), 1, "")])) == len(texts)

@@ -21,13 +21,13 @@ import beam_prep as bp
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.inspect.output import Selection, extremes
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, config_of, run_job, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Folders, Patch, config_of, run_job, write_lines
 
 INSTRUCTION = ROOT / "configs" / "sft_instruction.json"
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def output(tmp_path_factory: Folders) -> Dataset:
     """60 rows in several shards and two domains, 3 rejects of two kinds, 2 drops."""
     folder = tmp_path_factory.mktemp("selection")
     rows: list[Any] = [

@@ -19,7 +19,7 @@ from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect
 from beam_prep.inspect.row import source_lines
-from tests.conftest import Command, Run, run_job, text_config, write_lines
+from tests.conftest import Command, Folders, Run, run_job, text_config, write_lines
 from tests.test_configs import DIGESTS, digest
 
 HOLD = tuple(name for name in FORMAT_NAMES if name != "megatron")
@@ -54,7 +54,7 @@ Outputs = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+def outputs(tmp_path_factory: Folders) -> Outputs:
     """The output of a shape, of three files of which two are equal; each is made once, and only read."""
     folder = tmp_path_factory.mktemp("outputs")
     files = [write_lines(folder / "a.jsonl", records()), write_lines(folder / "b.jsonl", records(30, 7))]

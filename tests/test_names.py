@@ -14,7 +14,7 @@ from beam_prep.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.inspect.draw import RowText
 from beam_prep.inspect.output import shown_row
-from tests.conftest import TOKENIZER_PATH, chat_config, run_job, says, write_lines
+from tests.conftest import TOKENIZER_PATH, Folders, chat_config, run_job, says, write_lines
 from tests.formats.shards import plain as as_lists
 
 TALKS = [{"messages": says(user="How far? " * n, assistant=f"{n} miles.")} for n in range(1, 9)]
@@ -26,7 +26,7 @@ NAMES = {"input_ids": "tokens", "labels": "targets", "position_ids": "places", "
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[bp.Dataset, bp.Dataset]:
+def pair(tmp_path_factory: Folders) -> tuple[bp.Dataset, bp.Dataset]:
     """One job under the columns' own names, and with others and the same token cache."""
     folder = tmp_path_factory.mktemp("pair")
     source, cache_dir = write_lines(folder / "in.jsonl", TALKS), str(folder / "cache")

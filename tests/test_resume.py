@@ -20,7 +20,7 @@ from beam_prep.shards.receipts import BlockReceipt
 from beam_prep.storage import stores
 from beam_prep.storage.stores import ANY
 from beam_prep.storage.token_cache import TokenCache
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, chat_config, run_job, run_of, says, tree
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Folders, chat_config, run_job, run_of, says, tree
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -282,7 +282,7 @@ class Block:
 
 
 @pytest.fixture(scope="module")
-def block(tmp_path_factory: pytest.TempPathFactory) -> Block:
+def block(tmp_path_factory: Folders) -> Block:
     return Block(Jobs(tmp_path_factory.mktemp("block")), LABELS)
 
 

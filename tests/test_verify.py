@@ -20,7 +20,7 @@ from beam_prep.errors import FormatError, RunError
 from beam_prep.formats.manifest import build_manifest
 from beam_prep.shards.plan import LedgerTotals, Plan
 from beam_prep.verify import FoundShard, Rows
-from tests.conftest import Capture, Command, chat_config, run_job, says
+from tests.conftest import Capture, Command, Folders, chat_config, run_job, says
 
 OUTPUT = {"domain_key": "topic", "max_tokens_per_shard": 400, "storage_format": list(FORMAT_NAMES)}
 
@@ -36,7 +36,7 @@ def chats() -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory: Folders) -> Path:
     """Two domains of several shards in all formats, with rejects. Not to be changed."""
     folder = tmp_path_factory.mktemp("sound")
     (folder / "in.jsonl").write_bytes(b"\n".join(chats()) + b"\n")

@@ -20,13 +20,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import Tokenizer, runners
 from beam_prep.data.block import InputFile
 from beam_prep.runners import choose_runner
-from tests.conftest import ROOT, Log, Patch, text_config
+from tests.conftest import ROOT, Folders, Log, Patch, text_config
 
 TRAINED = text_config()
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory: Folders) -> Path:
     """A saved tokenizer, which transformers is not asked for."""
     folder = tmp_path_factory.mktemp("tokenizer")
     Tokenizer.load(ROOT / "examples" / "tokenizer").save(folder)
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: Folders) -> Path:
     """Eight blocks."""
     path = tmp_path_factory.mktemp("source") / "text.jsonl"
     path.write_text("".join(json.dumps({"text": f"line {number}. " * 20}) + "\n" for number in range(2500)))

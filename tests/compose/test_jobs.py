@@ -15,7 +15,7 @@ import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.shards.compose import RunSizes
 from tests.compose.naive import NO_KEY, Job, Naive, Row, key_digest, split_digest
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, Patch, tree
 
 Record = dict[str, Any]
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
@@ -72,7 +72,7 @@ def run(given: Record, files: Sequence[Path], output: Path, *, options: Sequence
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: Patch) -> None:
     """Runs and bins are small."""
     made = recipe.compose
     monkeypatch.setattr(recipe, "compose", lambda *given: replace(made(*given), sizes=SMALL))

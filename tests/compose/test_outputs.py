@@ -16,7 +16,7 @@ from beam_prep.inspect.output import inspect
 from beam_prep.readers.dataset import Dataset
 from tests.compose.test_jobs import run as run_job
 from tests.compose.test_jobs import write as write_lines
-from tests.conftest import tree
+from tests.conftest import Capture, Folders, Log, Run, tree
 from tests.test_verify import Told, manifest_of, told
 
 __all__ = ["told"]  # a fixture
@@ -59,13 +59,13 @@ DEDUPLICATE: Row = {"deduplicate": {"by": ["text"]}}
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory: Folders) -> Path:
     """All formats, splits, a shuffle, a mix, no copies, provenance. Not to be changed."""
     return make(tmp_path_factory.mktemp("sound"), records(), OUTPUT, DEDUPLICATE)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory: Folders) -> Path:
     """Splits in the order of the input, one record without a user; the number of each is kept as metadata."""
     output = {
         "splits": SPLITS,
@@ -110,7 +110,7 @@ def test_how_a_split_is_opened_is_said(name: str, plain: Path) -> None:
         opens(plain)
 
 
-def test_a_split_that_stays_empty_is_said_and_has_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_split_that_stays_empty_is_said_and_has_no_rows(tmp_path: Path, caplog: Log) -> None:
     output = {"splits": {"train": 0.99999, "test": 0.00001}, "storage_format": ["bin", "arrow"]}
     out = make(tmp_path, records(20), output)
     warning = (
@@ -157,7 +157,7 @@ def test_a_sound_output_has_no_problems_and_counts_that_do_not_add_up_are_told(
     assert any("but blank + kept + dropped + rejected + not_read are " in each for each in sum_problems(manifest))
 
 
-def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Callable[..., Any]) -> None:
+def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Run) -> None:
     def chat(number: int) -> Row:
         return {
             "messages": [{"role": "user", "content": f"How far {number}?"}, {"role": "assistant", "content": "No."}]
@@ -180,7 +180,7 @@ def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Callable[..., 
 
 
 @pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def shown(capsys: Capture) -> Callable[..., str]:
     """What a command prints."""
 
     def _shown(*words: object) -> str:

@@ -1,6 +1,5 @@
 """Wrong configs are refused before anything runs; a mix that cannot be made names what is there."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from beam_prep.reading.records import Drop
 from beam_prep.shards.compose import DomainMix, Splits, view
 from beam_prep.shards.receipts import Copies, RowIndex
 from beam_prep.shards.runs import budgets
+from tests.conftest import Run
 
 Given = dict[str, Any]
 DRAWN: Given = {"shuffle": {"seed": 0}}
@@ -84,7 +84,7 @@ def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix]
     assert message in str(raised.value)
 
 
-def test_a_mix_that_lacks_records_since_they_were_rejected_says_why(run: Callable[..., Any]) -> None:
+def test_a_mix_that_lacks_records_since_they_were_rejected_says_why(run: Run) -> None:
     config = {
         "input": {"sections": [{"field": "text", "action": "train"}]},
         "preprocessing": {"min_chars": 1},

@@ -22,6 +22,7 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.megatron import CODES
+from tests.conftest import Folders, Patch
 from tests.formats.shards import (
     ALL,
     DTYPES,
@@ -67,7 +68,7 @@ def test_a_config_knows_every_format() -> None:
 
 @given(st.data(), st.sampled_from([1, 200, 1 << 20]))
 def test_slices_and_pieces_of_any_size_give_the_same_files_and_the_rows_come_back(
-    name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, piece: int
+    name: str, tmp_path_factory: Folders, data: st.DataObject, piece: int
 ) -> None:
     columns, rows, slices = data.draw(rows_of(STORED.get(name, DTYPES)))
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
@@ -182,7 +183,7 @@ def test_a_reader_crosses_a_fork(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_writes_are_bounded_and_temporary_files_go(
-    name: str, limit: str, largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, limit: str, largest: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     pytest.importorskip(LIBRARIES.get(name, "numpy"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -247,9 +248,7 @@ def test_a_value_that_does_not_fit_its_dtype_is_refused(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("name", "extra"), [("h5", "hdf5"), ("array_record", "array_record")])
-def test_a_library_that_is_missing_is_asked_for(
-    name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_is_missing_is_asked_for(name: str, extra: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, LIBRARIES[name], None)
     asks = re.escape(f"pip install 'beam-prep[{extra}]'")
     with pytest.raises(ConfigError, match=f"storage_format: .* {asks}"):  # before anything runs

@@ -15,6 +15,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import arrow
 from beam_prep.formats.parquet import Parquet
+from tests.conftest import Folders
 from tests.formats.shards import ALL, SEQUENCE, cut, files, joined, plain, random_rows, read_as, rows_in, write_as
 
 
@@ -34,7 +35,7 @@ def rows_of_batches(path: Path) -> list[int]:
     most=st.sampled_from([(3, 1 << 22), (1000, 60), (5, 90), (1000, 1), (1000, 1 << 22)]),
 )
 def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: Folders,
     name: str,
     rows: int,
     seed: int,

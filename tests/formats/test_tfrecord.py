@@ -17,6 +17,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.tfrecord import decode_example, encode_examples, features
+from tests.conftest import Patch
 from tests.formats.shards import (
     ALL,
     DTYPES,
@@ -231,7 +232,7 @@ def test_grain_reads_the_records_of_all_shards_in_any_order(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
-def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: Patch) -> None:
     array_record = pytest.importorskip("beam_prep.formats.array_record")
     pytest.importorskip("array_record")
     for shard in range(70):

@@ -18,6 +18,7 @@ MASK = Column("loss_mask", "bool", 1, "mask", of="input_ids")
 LABELS = Column("labels", "int32", 1, "labels", of="input_ids")
 
 Rows = Sequence[Mapping[str, Any]]
+Make = Callable[..., Path]
 
 
 def write(folder: Path, columns: Sequence[Column], shards: Mapping[str, Sequence[Rows]], formats: str = "bin") -> Path:
@@ -80,7 +81,7 @@ def documents(lengths: Sequence[int], first: int = 0) -> list[dict[str, list[Any
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> Callable[..., Path]:
+def output(tmp_path: Path) -> Make:
     """Makes outputs, in folders of their own."""
     made: list[Path] = []
 

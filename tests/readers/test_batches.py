@@ -3,7 +3,6 @@
 import gc
 import itertools
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.config.strict import FORMAT_NAMES
 from beam_prep.readers import dataset as datasets
-from tests.readers.conftest import IDS, MASK, documents
+from tests.conftest import Folders, Patch
+from tests.readers.conftest import IDS, MASK, Make, documents
 
 LENGTHS = [3, 0, 5, 1, 7, 2, 2, 9, 4, 6, 1, 8]
 
@@ -26,7 +26,7 @@ def in_shards(rows: list[Any], sizes: list[int]) -> list[list[Any]]:
 
 
 @pytest.fixture(scope="module", params=FORMAT_NAMES)
-def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bp.Dataset:
+def dataset(request: pytest.FixtureRequest, tmp_path_factory: Folders) -> bp.Dataset:
     """Twelve rows in five shards of two domains, one shard without rows."""
     from tests.readers.conftest import write
 
@@ -54,7 +54,7 @@ def test_a_list_gives_the_rows_that_indexing_gives(dataset: bp.Dataset, indices:
         }
 
 
-def test_a_batch_of_many_rows(output: Callable[..., Path]) -> None:
+def test_a_batch_of_many_rows(output: Make) -> None:
     dataset = bp.open(output([IDS], {"a": in_shards(documents(LENGTHS), [8, 4])}))
     indices = np.random.default_rng(0).integers(0, 12, 9_000)
     batch = dataset[indices]["input_ids"]
@@ -69,9 +69,7 @@ def maps_of(folder: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux only")
 @pytest.mark.parametrize("formats", ["bin", "h5", "array_record"])
-def test_more_shards_than_an_output_may_map(
-    formats: str, output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_shards_than_an_output_may_map(formats: str, output: Make, monkeypatch: Patch) -> None:
     monkeypatch.setattr(datasets, "MAPS", 8)
     rows = documents([2] * 50)
     parts = {"a": [[row] for row in rows[:40]], "b": [[row] for row in rows[40:]]}
@@ -88,7 +86,7 @@ def test_more_shards_than_an_output_may_map(
         assert max(map(maps_of, folders)) <= 8
 
 
-def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_dataset(output: Make, monkeypatch: Patch) -> None:
     monkeypatch.setattr(datasets, "MAPS", 8)
     dataset = bp.open(output([IDS], {"a": [[row] for row in documents([3] * 40)]}))
     wrong: list[Any] = []
@@ -111,7 +109,7 @@ def test_lengths_are_those_of_the_rows(dataset: bp.Dataset) -> None:
         assert rows.lengths(rows.columns[0]).tolist() == [len(row[rows.columns[0]]) for row in rows]
 
 
-def test_tensorflow_gets_the_rows_with_the_signature_of_their_columns(output: Callable[..., Path]) -> None:
+def test_tensorflow_gets_the_rows_with_the_signature_of_their_columns(output: Make) -> None:
     tf = pytest.importorskip("tensorflow")  # not at the top: its import takes seconds, in each process of the tests
     dataset = bp.open(output([IDS, MASK], {"a": [documents([3, 0, 2]), documents([4])]}))
     every: list[Any] = [dataset, dataset[::-1], dataset.packed(8)]

@@ -5,7 +5,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,14 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, config_of
-from tests.readers.conftest import IDS, documents
+from tests.conftest import ROOT, Folders, Patch, config_of
+from tests.readers.conftest import IDS, Make, documents
 
 CHATS = ROOT / "examples" / "data" / "chat.jsonl"
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Path:
+def many(tmp_path_factory: Folders, tokenizer_path: str) -> Path:
     """Many domains, some of several shards, in two formats."""
     output = {"domain_key": "domain", "max_tokens_per_shard": 5_000, "storage_format": ["bin", "tfrecord"]}
     config = PipelineConfig.from_dict(config_of("sft_chat", output=output))
@@ -101,7 +100,7 @@ assert not {*sys.modules} & heavy, {*sys.modules} & heavy
 # What is not an output, and what is damaged
 
 
-def test_says_why_a_path_is_not_an_output(tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_why_a_path_is_not_an_output(tmp_path: Path, many: Path, monkeypatch: Patch) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     cases: dict[Path | str, str] = {
@@ -147,7 +146,7 @@ def test_a_shard_of_another_output_is_seen(copy: Path) -> None:
 
 
 def test_rows_of_an_output_that_was_written_again_are_not_mixed_with_those_of_the_old_one(
-    output: Callable[..., Path],
+    output: Make,
 ) -> None:
     shards = {"a": [documents([3], 0), documents([3], 10)]}
     old, new = output([IDS], shards), output([IDS], {"a": [documents([3], 20), documents([3], 30)]})

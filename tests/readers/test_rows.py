@@ -14,6 +14,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.formats import Row
 from beam_prep.readers.dataset import Dataset
+from tests.conftest import Folders
 from tests.readers.conftest import IDS, LABELS, MASK, Rows, documents, split_up, write
 
 WEIGHTS = Column("loss_weights", "float32", 1, "weights", of="input_ids")
@@ -28,7 +29,7 @@ SHARDS = {"a": ([3, 0, 7], [1], [], [40, 2]), "b": ([5],), "c": ([0, 0], [9, 1])
 
 
 @pytest.fixture(scope="module", params=SCHEMAS)
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
+def both(request: pytest.FixtureRequest, tmp_path_factory: Folders) -> tuple[Dataset, Dataset]:
     """An output, and the same rows in a format whose files are read row by row."""
     folder, schema = tmp_path_factory.mktemp("rows"), SCHEMAS[request.param]
     count = 0

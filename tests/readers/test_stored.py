@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import beam_prep as bp
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.storage.stores import ANY
 from beam_prep.storage.versions import Versions
-from tests.readers.conftest import IDS, MASK, documents, split_up
+from tests.readers.conftest import IDS, MASK, Make, documents, split_up
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -46,7 +45,7 @@ ROWS = 5
 
 @pytest.mark.parametrize("formats", ["bin", "tfrecord", "arrow", "h5"])
 def test_rows_are_those_of_the_output_and_each_file_is_fetched_once(
-    formats: str, output: Callable[..., Path], store: MemoryStore, tmp_path: Path
+    formats: str, output: Make, store: MemoryStore, tmp_path: Path
 ) -> None:
     folder = output([IDS, MASK], PARTS, formats)
     upload(folder, store)
@@ -64,7 +63,7 @@ def test_rows_are_those_of_the_output_and_each_file_is_fetched_once(
     assert read(store) == ["manifest.json"]
 
 
-def test_a_copy_that_was_cut_is_fetched_again(output: Callable[..., Path], store: MemoryStore, tmp_path: Path) -> None:
+def test_a_copy_that_was_cut_is_fetched_again(output: Make, store: MemoryStore, tmp_path: Path) -> None:
     upload(output([IDS, MASK], PARTS), store)
     wanted = ids(bp.open(URL, cache=tmp_path / "cache"))
     for path in (tmp_path / "cache").glob("*-*/**/*.bin"):
@@ -72,9 +71,7 @@ def test_a_copy_that_was_cut_is_fetched_again(output: Callable[..., Path], store
     assert ids(bp.open(URL, cache=tmp_path / "cache")) == wanted
 
 
-def test_of_a_split_only_its_shards_are_fetched(
-    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
-) -> None:
+def test_of_a_split_only_its_shards_are_fetched(output: Make, store: MemoryStore, tmp_path: Path) -> None:
     train, test = documents([5, 6]), documents([3], first=100)
     folder = output([IDS, MASK], {"train/a": [train, train], "train/b": [train], "test/a": [test]})
     split_up(folder)
@@ -88,9 +85,7 @@ def test_of_a_split_only_its_shards_are_fetched(
     assert ids(bp.open(URL, split="all", cache=tmp_path / "cache")) == ids(bp.open(folder, split="all"))
 
 
-def test_a_damaged_object_is_named_with_its_sha256(
-    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_damaged_object_is_named_with_its_sha256(output: Make, store: MemoryStore, tmp_path: Path) -> None:
     upload(output([IDS, MASK], PARTS), store)
     path = f"{URL}/b/input_ids.bin"
     sound = store._objects[path][0]
@@ -111,7 +106,7 @@ def size_of(cache: Path) -> int:
 
 
 def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
-    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
+    output: Make, store: MemoryStore, tmp_path: Path
 ) -> None:
     parts = {"a": [documents([100], first=1000 * number) for number in range(8)]}
     folder, cache = output([IDS, MASK], parts), tmp_path / "cache"
@@ -138,9 +133,7 @@ def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
         bp.open(URL, cache=tmp_path / "small", cache_bytes=10)[0]
 
 
-def test_the_latest_version_is_followed_and_held(
-    output: Callable[..., Path], store: MemoryStore, tmp_path: Path
-) -> None:
+def test_the_latest_version_is_followed_and_held(output: Make, store: MemoryStore, tmp_path: Path) -> None:
     for name, first in (("one", 0), ("two", 100)):
         upload(output([IDS], {"a": [documents([3], first=first)]}), store, f"{URL}/{name}")
         Versions(URL).point(name)
@@ -167,7 +160,7 @@ def test_what_is_no_output_is_told(store: MemoryStore, tmp_path: Path) -> None:
 @pytest.mark.parametrize("outside", ["../../../stolen", "/stolen", "elsewhere"])
 @pytest.mark.parametrize("where", ["a file of a shard", "the folder of a domain", "both"])
 def test_what_a_manifest_lists_elsewhere_is_not_fetched(
-    where: str, outside: str, output: Callable[..., Path], store: MemoryStore, tmp_path: Path
+    where: str, outside: str, output: Make, store: MemoryStore, tmp_path: Path
 ) -> None:
     """What a store says is copied to this disk: a path out of the cache would be a way to any file."""
     folder = output([IDS, MASK], PARTS)

@@ -6,7 +6,6 @@ Resume of both is exact for any number of ranks.
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,15 @@ from beam_prep.errors import BeamPrepError, ConfigError
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.views import shuffled
 from beam_prep.shards.pack import pack_columns, plan_packs
-from tests.readers.conftest import IDS, LABELS, MASK, documents, write
+from tests.conftest import Folders
+from tests.readers.conftest import IDS, LABELS, MASK, Make, documents, write
 
 STRATEGIES = ["bfd", "bfd_split", "wrapped", "simple"]
 LENGTHS = np.random.default_rng(5).integers(0, 40, 160).tolist()
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def dataset(tmp_path_factory: Folders) -> Dataset:
     """160 documents in four shards of two domains."""
     rows = documents(LENGTHS)
     shards = {"a": [rows[:40], rows[40:80]], "b": [rows[80:81], rows[81:]]}
@@ -208,7 +208,7 @@ def test_what_is_no_number_of_a_row_is_told(dataset: Dataset, index: Any, messag
         ([IDS, Column("position_ids", "int32", 1, "position")], "'position_ids' is what a packed view makes"),
     ],
 )
-def test_rows_that_cannot_be_packed_are_refused(columns: Any, message: str, output: Callable[..., Path]) -> None:
+def test_rows_that_cannot_be_packed_are_refused(columns: Any, message: str, output: Make) -> None:
     with pytest.raises(ConfigError, match=message):
         bp.open(output(columns, {"a": []})).packed(64)
 
@@ -228,7 +228,7 @@ SIZES = {"a": 30, "b": 70, "c": 5}
 
 
 @pytest.fixture(scope="module")
-def domains(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def domains(tmp_path_factory: Folders) -> Dataset:
     """Three domains; no two rows are equal."""
     rows = documents([3] * sum(SIZES.values()))
     shards = {"a": [rows[:10], rows[10:30]], "b": [rows[30:100]], "c": [rows[100:]]}

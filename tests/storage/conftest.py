@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from beam_prep.storage import stores
+from tests.conftest import Patch
 from tests.storage.memory import MemoryStore
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MemoryStore]:
+def store(monkeypatch: Patch, tmp_path: Path) -> Iterator[MemoryStore]:
     made = MemoryStore()
     # Locks of stored outputs lie among temporary files: other processes test outputs of the same names.
     (tmp_path / "temporary").mkdir()

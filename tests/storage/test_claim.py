@@ -19,7 +19,7 @@ from beam_prep.storage import stores
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.output import Staging, StoredOutput
 from beam_prep.storage.stores import read_bytes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Patch
 from tests.storage.memory import MemoryStore
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
@@ -49,9 +49,7 @@ def claims() -> list[str]:
     return [path for path in names() if path.endswith("/claim.json")]
 
 
-def test_a_chain_claims_its_output_when_it_runs_and_releases_it(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chain_claims_its_output_when_it_runs_and_releases_it(store: MemoryStore, monkeypatch: Patch) -> None:
     seen: list[list[str]] = []
     files = StoredOutput.files
 
@@ -74,9 +72,7 @@ def test_a_chain_claims_its_output_when_it_runs_and_releases_it(
     assert f"{OUTPUT}/manifest.json" in names()
 
 
-def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_launches_at_the_same_moment_the_first_claim_wins(store: MemoryStore, monkeypatch: Patch) -> None:
     first, second = launch(), launch()
     put = store.put
 

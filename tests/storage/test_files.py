@@ -9,6 +9,7 @@ import pytest
 
 from beam_prep.errors import InputError, StorageError
 from beam_prep.storage.files import input_at, list_inputs, of_tables, write_file
+from tests.conftest import Log, Patch
 
 
 def listed(*patterns: object) -> list[str]:
@@ -34,7 +35,7 @@ def test_a_glob_is_sorted_by_bytes_and_arguments_stay_in_order(folder: Path) -> 
     ]
 
 
-def test_a_list_names_inputs_in_its_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_names_inputs_in_its_order(folder: Path, monkeypatch: Patch) -> None:
     for name in ("y.jsonl", "x2.jsonl", "x1.jsonl", "@odd.jsonl"):
         (folder / name).write_text('{"text": "x"}\n')
     (folder / "inputs.txt").write_text(f"{folder}/y.jsonl\n\n  # not {folder}/a.jsonl\n  {folder}/x*.jsonl\n")
@@ -60,7 +61,7 @@ def test_a_compressed_file_of_0_bytes_is_refused(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("again", ["../in/a.jsonl", "*.jsonl", "link.jsonl", "linked/a.jsonl"])
-def test_the_same_file_twice_is_refused(folder: Path, again: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_file_twice_is_refused(folder: Path, again: str, monkeypatch: Patch) -> None:
     monkeypatch.chdir(folder)
     Path("link.jsonl").symlink_to("a.jsonl")
     Path("linked").symlink_to(".")
@@ -68,7 +69,7 @@ def test_the_same_file_twice_is_refused(folder: Path, again: str, monkeypatch: p
         list_inputs(["a.jsonl", again])
 
 
-def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(folder)
     Path("broken.jsonl").symlink_to("gone.jsonl")
     Path("loop.jsonl").symlink_to("loop.jsonl")
@@ -109,7 +110,7 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
     ],
 )
 def test_what_is_advised_for_a_folder_names_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, advised: str | None
+    tmp_path: Path, monkeypatch: Patch, files: str, advised: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = [Path("table") / file for file in files.split()]
@@ -147,9 +148,7 @@ def test_parquet_files_of_a_table_with_a_log_are_told(tmp_path: Path, file: str,
     assert of_tables(list_inputs([path])) == ([f"{says}: write its rows to a Parquet file first"] if kind else [])
 
 
-def test_no_right_to_list_what_stands_beside_parquet_files_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_right_to_list_what_stands_beside_parquet_files_is_needed(tmp_path: Path, monkeypatch: Patch) -> None:
     def refused(folder: str) -> set[str]:
         raise StorageError(f"{folder}: the store refuses")
 
@@ -158,7 +157,7 @@ def test_no_right_to_list_what_stands_beside_parquet_files_is_needed(
     assert of_tables(list_inputs([tmp_path / "0.parquet"])) == []
 
 
-def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("b.jsonl"))  # root may read all
     with pytest.raises(InputError, match=r"cannot read '.*/b\.jsonl': permission denied; make it readable"):
         list_inputs([str(folder / "*.jsonl")])
@@ -169,7 +168,7 @@ def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.
     [("*/a.jsonl", 1), ("*/*.jsonl", 1), ("**/*.jsonl", 1), ("closed/a.jsonl", 0), ("closed/*", 0), ("open/*", 1)],
 )
 def test_a_folder_without_permission_is_not_passed_over_in_silence(
-    pattern: str, open_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pattern: str, open_files: int, tmp_path: Path, monkeypatch: Patch, caplog: Log
 ) -> None:
     for name in ("open", "closed"):
         (tmp_path / name).mkdir()
@@ -195,7 +194,7 @@ def test_a_file_that_is_written_has_its_content_and_the_usual_rights(tmp_path: P
     assert os.listdir(path.parent) == ["file"]
 
 
-def test_the_path_of_a_manifest_is_neither_a_list_nor_a_glob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_a_manifest_is_neither_a_list_nor_a_glob(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("@a.jsonl", "[1].jsonl", "1.jsonl"):
         Path(name).write_text("{}\n")

@@ -13,6 +13,7 @@ from beam_prep import cli
 from beam_prep.errors import ConfigError
 from beam_prep.storage import stores
 from beam_prep.storage.token_cache import Collected, TokenCache, collect
+from tests.conftest import Capture, Patch
 from tests.storage.memory import MemoryStore
 from tests.test_refresh import Jobs, texts
 
@@ -70,7 +71,7 @@ def test_young_blocks_stay_unless_the_cache_is_too_large(jobs: Jobs) -> None:
     assert swept(jobs, most_bytes=0).kept == 0
 
 
-def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore, monkeypatch: Patch) -> None:
     cache, names = "mem://bucket/cache", [f"ab/{digit * 30}-{'c' * 16}" for digit in "12"]
     for name in names:
         stores.put(f"{cache}/{name}.rows.arrow", b"rows")
@@ -97,7 +98,7 @@ def test_what_killed_writers_and_damage_left_goes(jobs: Jobs) -> None:
     assert not any(each.exists() for each in left)
 
 
-def test_the_command(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(jobs: Jobs, capsys: Capture) -> None:
     jobs.run()
     count = len(blocks(jobs))
     age(jobs, 2)

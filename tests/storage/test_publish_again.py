@@ -18,7 +18,7 @@ from beam_prep.storage import stores
 from beam_prep.storage.output import LocalOutput, Staging, StoredOutput
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import read_bytes
-from tests.conftest import ROOT, tree, write_lines
+from tests.conftest import ROOT, Patch, tree, write_lines
 from tests.storage.memory import MemoryStore
 
 CONFIG = bp.PipelineConfig.from_dict(
@@ -37,7 +37,7 @@ class Killed(BaseException):
 class Attempts:
     """Kills the nth attempt of the last step before its nth change, until an attempt comes to its end."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: Patch) -> None:
         self.kills, self.working = True, False
         self.made = self.changes = 0
         publish = Publisher.publish
@@ -67,7 +67,7 @@ class Attempts:
 
 
 @pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> Attempts:
+def attempts(monkeypatch: Patch, store: MemoryStore) -> Attempts:
     found = Attempts(monkeypatch)
     changing: list[tuple[Any, tuple[str, ...]]] = [
         (os, ("rename", "replace", "unlink", "link", "rmdir", "makedirs")),

@@ -17,7 +17,7 @@ from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.shipped import IndexFile, TokenizerFolder
 from beam_prep.storage.stores import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from tests.conftest import ROOT, config_of, prepared
+from tests.conftest import ROOT, Patch, config_of, prepared
 from tests.storage.memory import MemoryStore
 
 WITHOUT = """
@@ -55,9 +55,7 @@ def test_the_path_of_an_output_is_written_in_one_way() -> None:
             normalise_path(path)
 
 
-def test_a_folder_is_within_another_by_its_names_and_not_by_its_letters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_within_another_by_its_names_and_not_by_its_letters(tmp_path: Path, monkeypatch: Patch) -> None:
     """Otherwise a run would remove the blocks of a `--cache_dir` that is given from the current folder."""
     monkeypatch.chdir(tmp_path)
     outer = str(tmp_path / "staging")

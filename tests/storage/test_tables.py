@@ -20,6 +20,7 @@ from beam_prep.reading.records import RawBlock
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import blocks_of, digest_of_input, first_records, split_file
 from beam_prep.storage.stores import ANY
+from tests.conftest import Folders
 from tests.storage.memory import MemoryStore
 
 
@@ -69,7 +70,7 @@ def one(path: str) -> InputFile:
 @example(0, 1, 1, 10, "parquet")
 @example(0, 1, 1, 10, "arrow")
 def test_blocks_have_every_row_once_and_the_digests_of_the_file(
-    tmp_path_factory: pytest.TempPathFactory, rows: int, group: int, chunks: int, size: int, kind: str
+    tmp_path_factory: Folders, rows: int, group: int, chunks: int, size: int, kind: str
 ) -> None:
     folder = tmp_path_factory.mktemp("tables")
     path = WRITERS[kind](folder / f"a.{kind}", table(rows, size), group)
@@ -117,9 +118,7 @@ def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
 
 @BOTH
 @given(share=st.floats(0, 0.99999))
-def test_a_file_that_is_cut_anywhere_is_one_error(
-    kind: str, share: float, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_file_that_is_cut_anywhere_is_one_error(kind: str, share: float, tmp_path_factory: Folders) -> None:
     folder = tmp_path_factory.mktemp("cut")
     path = WRITERS[kind](folder / f"a.{kind}", table(1000), 100)
     os.truncate(path, int(os.path.getsize(path) * share))
@@ -137,7 +136,7 @@ def test_an_arrow_file_that_was_cut_between_two_batches_is_an_error(tmp_path: Pa
 @BOTH
 @given(st.lists(st.tuples(st.floats(0, 0.9999), st.integers(0, 255)), min_size=1, max_size=3))
 def test_damage_is_an_error_or_changes_only_values(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]]
+    kind: str, tmp_path_factory: Folders, changes: list[tuple[float, int]]
 ) -> None:
     """Arrow ends the process where some fields of a footer are wrong: we do not look at these."""
     path = Path(WRITERS[kind](tmp_path_factory.mktemp("bad") / f"a.{kind}", table(60), 20))
