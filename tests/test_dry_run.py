@@ -7,19 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from beam_prep.dry_run import DAMAGED, NEW, UNTRUSTED, dry_run
 from beam_prep.storage.claims import Claim
 from tests.conftest import Command, Patch, tree
 from tests.test_refresh import CONFIG, Jobs, texts
+from tests.test_refresh import jobs as jobs
 
 REFUSED = "the run would be refused: "
-
-
-@pytest.fixture
-def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
-    return Jobs(tmp_path, tokenizer_path)
 
 
 def asked(jobs: Jobs, **options: Any) -> list[str]:

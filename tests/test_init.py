@@ -16,7 +16,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.sample import prepare
 from beam_prep.starter import PLAIN_TEMPLATE, find_shape
 from beam_prep.tokens.batch import Batch
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, says, write_lines
 from tests.reference import ours
 from tests.test_sources import blocks as blocks_in
 
@@ -36,10 +36,6 @@ def start(tmp_path: Path, command: Command) -> Start:
         return json.loads(target.read_text("utf-8")), (tmp_path / "made.md").read_text("utf-8"), told
 
     return _start
-
-
-def says(**said: str) -> list[dict[str, str]]:
-    return [{"role": role, "content": text} for role, text in said.items()]
 
 
 def items(**said: str) -> list[dict[str, str]]:

@@ -11,14 +11,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.shards.compose import RunSizes
 from tests.compose.naive import NO_KEY, Job, Naive, Row, key_digest, split_digest
-from tests.conftest import ROOT, Patch, tree
+from tests.conftest import Patch, run_job, run_of, tree
 
 Record = dict[str, Any]
-TOKENIZER = str(ROOT / "examples" / "tokenizer")
 SMALL = RunSizes(run=500, bin=150, runs=4, batches=40)
 """Of which the jobs below have several runs, and two levels."""
 SPLITS = {"train": 0.7, "validation": 0.2, "test": 0.1}
@@ -51,24 +49,16 @@ def write(path: Path, rows: Sequence[Record]) -> Path:
 
 def config(output: Record, preprocessing: Record | None = None, **more: Any) -> Record:
     """Of records that are tokenised."""
-    base = {
-        "domain_key": "domain",
-        "keep_fields": {"id": "int64"},
-        "columns": "labels",
-        "storage_format": ["parquet"],
-        "max_tokens_per_shard": 900,
-    }
+    base: Record = {"domain_key": "domain", "keep_fields": {"id": "int64"}, "columns": "labels"}
+    base |= {"storage_format": ["parquet"], "max_tokens_per_shard": 900}
     step = {"max_seq_len": 64, **(preprocessing or {})}
     return {"input": {"adapter": "tokenized"}, "output": {**base, **output}, "preprocessing": step, **more}
 
 
-def run(given: Record, files: Sequence[Path], output: Path, *, options: Sequence[str] = (), **rest: Any) -> Record:
+def run(given: Record, files: Sequence[Path], output: Path, **rest: Any) -> Record:
     """Runs a job in this process. Returns its manifest."""
-    rest = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0, **rest}
-    job = bp.Pipeline(bp.PipelineConfig.from_dict(given), list(map(str, files)), output, TOKENIZER, **rest)
-    manifest = job.run([*options] or ["--runner=FnApiRunner"]).manifest
-    assert manifest is not None
-    return manifest
+    limits = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
+    return dict(run_job(given, [*map(str, files)], output, **limits, **rest).manifest)
 
 
 @pytest.fixture
@@ -154,13 +144,7 @@ def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_pat
     assert ledger["lines"] == ledger["blank"] + ledger["read"] + ledger["not_read"]
     assert {name: each["wanted_tokens"] for name, each in manifest["mix"].items()} == naive.wanted
     for name, each in manifest["mix"].items():
-        written = [
-            id_
-            for (split, domain), shards in naive.shards.items()
-            for shard in shards
-            for id_ in shard
-            if (split, domain) == ("train", name)
-        ]
+        written = [id_ for shard in naive.shards.get(("train", name), []) for id_ in shard]
         assert (each["rows"], each["records"]) == (len(written), len({*written}))
     assert ledger["kept"] + manifest["repeated"] == manifest["totals"]["rows"]
     # Another seed, share or mix makes no block again.
@@ -168,7 +152,7 @@ def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_pat
     other["output"] |= {"shuffle": {"seed": 18}, "splits": {"train": 0.5, "test": 0.5}, "split_seed": 6}
     other["output"] |= {"mix": {"web": {"tokens": 300}}, "max_tokens_per_shard": 2000}
     manifest = run(other, files, tmp_path / "one", cache_dir=cache_dir, overwrite=True)
-    told = json.loads((tmp_path / "one" / "run.json").read_text())
+    told = run_of(tmp_path / "one")
     assert (told["blocks"], told["blocks_reused"]) == (3, 3)
     assert ids(tmp_path / "one", manifest) == naive_of(other, files).shards
 
@@ -184,5 +168,5 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
         whole["output"]["max_tokens_per_shard"] = tokens
         manifest = run(whole, files, output, cache_dir=cache_dir, overwrite=True)
         assert ids(output, manifest) == naive_of(whole, files).shards
-        told.append(json.loads((output / "run.json").read_text())["shards_linked"])
+        told.append(run_of(output)["shards_linked"])
     assert told == [0] * 3

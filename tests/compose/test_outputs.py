@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats.manifest import UNLISTED, sum_problems
@@ -16,7 +15,7 @@ from beam_prep.inspect.output import inspect
 from beam_prep.readers.dataset import Dataset
 from tests.compose.test_jobs import run as run_job
 from tests.compose.test_jobs import write as write_lines
-from tests.conftest import Capture, Folders, Log, Run, tree
+from tests.conftest import Command, Folders, Log, Run, chat_config, run_of, says, text_config, tree
 from tests.test_verify import Told, manifest_of, told
 
 __all__ = ["told"]  # a fixture
@@ -38,11 +37,8 @@ def records(count: int = 120) -> list[Row]:
 
 def make(folder: Path, rows: Sequence[Row], output: Row, preprocessing: Row | None = None, **options: Any) -> Path:
     """Runs a job, in this process."""
-    config = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 1, **(preprocessing or {})},
-        "output": {"domain_key": "domain", "max_tokens_per_shard": 300, **output},
-    }
+    rules = {"min_chars": 1, **(preprocessing or {})}
+    config = text_config(preprocessing=rules, output={"domain_key": "domain", "max_tokens_per_shard": 300, **output})
     run_job(config, [write_lines(folder / "in.jsonl", rows)], folder / "out", **options)
     return folder / "out"
 
@@ -117,7 +113,7 @@ def test_a_split_that_stays_empty_is_said_and_has_no_rows(tmp_path: Path, caplog
         "split 'test' has no records: none of the 20 that are kept falls into it; give it a larger share in "
         "output.splits, or choose another split_seed"
     )
-    assert json.loads((out / "run.json").read_text())["warnings"] == [warning]
+    assert run_of(out)["warnings"] == [warning]
     assert f"warning: {warning}" in caplog.text
     assert "none of the 20 that are kept falls into it" in (out / "report.html").read_text()
     assert manifest_of(out)["splits"]["test"] == {"rows": 0, "tokens": {}, "trained": {}}
@@ -158,18 +154,10 @@ def test_a_sound_output_has_no_problems_and_counts_that_do_not_add_up_are_told(
 
 
 def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Run) -> None:
-    def chat(number: int) -> Row:
-        return {
-            "messages": [{"role": "user", "content": f"How far {number}?"}, {"role": "assistant", "content": "No."}]
-        }
-
-    config = {
-        "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
-        "mask": {"assistant": "train"},
-    }
-    rules = {"preprocessing": {"deduplicate": {"by": ["messages"]}}}
-    many = run(config | rules, [chat(number % 5) for number in range(15)], "many").manifest
-    once = run(config, [chat(number) for number in range(5)], "once").manifest
+    chats = [{"messages": says(user=f"How far {number}?", assistant="No.")} for number in range(5)]
+    rules = {"deduplicate": {"by": ["messages"]}}
+    many = run(chat_config(True, preprocessing=rules), chats * 3, "many").manifest
+    once = run(chat_config(True), chats, "once").manifest
     assert many["totals"] == once["totals"]
     for role, counts in once["roles"].items():
         assert counts["messages"] == 5
@@ -179,36 +167,22 @@ def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Run) -> None:
 # inspect and cat
 
 
-@pytest.fixture
-def shown(capsys: Capture) -> Callable[..., str]:
-    """What a command prints."""
-
-    def _shown(*words: object) -> str:
-        assert cli.main([*map(str, words)]) == 0
-        return capsys.readouterr().out
-
-    return _shown
-
-
-Shown = Callable[..., str]
-
-
-def test_inspect_counts_rows_within_the_split(plain: Path, shown: Shown) -> None:
-    head = shown("inspect", plain, "--count", 0).splitlines()
+def test_inspect_counts_rows_within_the_split(plain: Path, command: Command) -> None:
+    head = command("inspect", plain, "--count", 0).splitlines()
     for name, found in manifest_of(plain)["splits"].items():
         assert f"  split {name}: {found['rows']:,} rows, {found['tokens']['sequence']:,} tokens" in head
     view = bp.open(plain, ["math"], split="test")
-    text = shown("inspect", plain, "--split", "test", "--domain", "math", "--record", 0)
+    text = command("inspect", plain, "--split", "test", "--domain", "math", "--record", 0)
     assert "━━ record 0 · split test · domain math · " in text
     assert f"── number: {view[0]['number']}" in text
     every = bp.open(plain, split="all")
-    assert f"━━ record {len(every) - 1} · split test · " in shown("inspect", plain, "--record", -1)
+    assert f"━━ record {len(every) - 1} · split test · " in command("inspect", plain, "--record", -1)
 
 
-def test_copies_are_shown_with_the_record_that_they_are_equal_to(sound: Path, shown: Shown) -> None:
+def test_copies_are_shown_with_the_record_that_they_are_equal_to(sound: Path, command: Command) -> None:
     source = str(sound.parent / "in.jsonl")
     lines = Path(source).read_text().splitlines()
-    text = shown("inspect", sound, "--reason", "duplicate")
+    text = command("inspect", sound, "--reason", "duplicate")
     assert (
         f"━━ {source}, line 20 · dropped: duplicate\n"
         f"equal to line 18 of {source} (byte offset {sum(len(line.encode()) + 1 for line in lines[:17])})\n"
@@ -220,22 +194,22 @@ def test_copies_are_shown_with_the_record_that_they_are_equal_to(sound: Path, sh
     drops = [drop for drop in bp.open(sound, split="all").drops() if drop["reason"] == "duplicate"]
     assert [drop["same_as"]["line"] for drop in drops] == list(range(8, 120, 10))
     # Those that the mix left out have no places.
-    assert "and none of not_sampled\n" in shown("inspect", sound, "--reason", "not_sampled")
+    assert "and none of not_sampled\n" in command("inspect", sound, "--reason", "not_sampled")
 
 
-def test_cat_says_split_and_domain_of_each_row(plain: Path, shown: Shown) -> None:
-    rows = [json.loads(line) for line in shown("cat", plain).splitlines()]
+def test_cat_says_split_and_domain_of_each_row(plain: Path, command: Command) -> None:
+    rows = [json.loads(line) for line in command("cat", plain).splitlines()]
     every = bp.open(plain, split="all")
     places = [(every.split_of(place), every.domain_of(place)) for place in range(len(every))]
     assert [row["number"] for row in rows] == numbers(every)
     assert [(row["split"], row["domain"]) for row in rows] == places
-    rows = [json.loads(line) for line in shown("cat", plain, "--split", "test", "--domain", "math").splitlines()]
+    rows = [json.loads(line) for line in command("cat", plain, "--split", "test", "--domain", "math").splitlines()]
     assert [row["number"] for row in rows] == numbers(bp.open(plain, ["math"], split="test"))
 
 
-def test_the_report_and_a_page_say_splits_mixes_and_copies(sound: Path, tmp_path: Path, shown: Shown) -> None:
+def test_the_report_and_a_page_say_splits_mixes_and_copies(sound: Path, tmp_path: Path, command: Command) -> None:
     page, report = tmp_path / "page.html", tmp_path / "report.html"
-    shown("report", sound, "-o", report)
+    command("report", sound, "-o", report)
     text, manifest = report.read_text(), manifest_of(sound)
     for name, found in manifest["splits"].items():
         tokens = found["tokens"]["sequence"]
@@ -247,7 +221,7 @@ def test_the_report_and_a_page_say_splits_mixes_and_copies(sound: Path, tmp_path
     assert "<td>duplicate: is equal to an earlier record (`preprocessing.deduplicate`)</td>" in text
     assert f"Repeated for the mix: {manifest['repeated']} rows more than records." in text
     assert "<tr><td>test</td><td>math</td>" in text
-    shown("inspect", sound, "--html", page)
+    command("inspect", sound, "--html", page)
     assert all(said in page.read_text() for said in ("split test", "equal to line 8 of "))
 
 

@@ -11,7 +11,7 @@ from beam_prep.reading.records import Drop
 from beam_prep.shards.compose import DomainMix, Splits, view
 from beam_prep.shards.receipts import Copies, RowIndex
 from beam_prep.shards.runs import budgets
-from tests.conftest import Run
+from tests.conftest import Run, text_config
 
 Given = dict[str, Any]
 DRAWN: Given = {"shuffle": {"seed": 0}}
@@ -85,16 +85,12 @@ def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix]
 
 
 def test_a_mix_that_lacks_records_since_they_were_rejected_says_why(run: Run) -> None:
-    config = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 1},
-        "output": {"domain_key": "source", **DRAWN, "mix": {"web": {"tokens": 5}}},
-    }
+    output = {"domain_key": "source", **DRAWN, "mix": {"web": {"tokens": 5}}}
+    config = text_config(preprocessing={"min_chars": 1}, output=output)
     with pytest.raises(RunError, match=r"2 of 3 records were rejected .* wrong_type.*, see .*rejects"):
         run(config, [{"text": 1, "source": "web"}] * 2 + [{"text": "kept", "source": "code"}])
-    with pytest.raises(
-        RunError, match="there are no rows of domain 'web'; wanted one of 'code'; nothing was published"
-    ):
+    lacks = "there are no rows of domain 'web'; wanted one of 'code'; nothing was published"
+    with pytest.raises(RunError, match=lacks):
         run(config, [{"text": "kept", "source": "code"}])
 
 
@@ -105,23 +101,12 @@ def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
     lines = np.arange(count, dtype=np.int32)
     marks = tuple(Drop(line, 10 * line, "contaminated", kind="marked") for line in range(count))
     zeros = np.zeros(count, np.int64)
-    row_index = RowIndex(
-        lines,
-        zeros.astype(np.int32),
-        zeros,
-        np.zeros(count, np.uint8),
-        outcomes,
-        {},
-        shown=marks,
-        length=zeros,
-        offset=10 * np.arange(count),
-    )
+    places: Any = {"shown": marks, "length": zeros, "offset": 10 * np.arange(count)}
+    status = np.zeros(count, np.uint8)
+    row_index = RowIndex(lines, zeros.astype(np.int32), zeros, status, outcomes, {}, **places)
     one = np.array([1])
     seen = view(row_index, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None).row_index
     assert seen.status.tolist() == [0, 256, 0]
     assert seen.outcomes[255] == ("dropped", "duplicate")
-    assert [(drop.line, drop.offset, drop.reason) for drop in seen.shown] == [
-        (0, 0, "contaminated"),
-        (1, 10, "duplicate"),
-        (2, 20, "contaminated"),
-    ]
+    reasons = enumerate(("contaminated", "duplicate", "contaminated"))
+    assert [(drop.line, drop.offset, drop.reason) for drop in seen.shown] == [(n, 10 * n, why) for n, why in reasons]

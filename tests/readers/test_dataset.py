@@ -10,23 +10,19 @@ from pathlib import Path
 import pytest
 
 import beam_prep as bp
-from beam_prep.config import PipelineConfig
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
-from beam_prep.pipeline import Pipeline
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, Folders, Patch, config_of
+from tests.conftest import ROOT, Folders, Patch, config_of, run_job
 from tests.readers.conftest import IDS, Make, documents
 
 CHATS = ROOT / "examples" / "data" / "chat.jsonl"
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: Folders, tokenizer_path: str) -> Path:
+def many(tmp_path_factory: Folders) -> Path:
     """Many domains, some of several shards, in two formats."""
     output = {"domain_key": "domain", "max_tokens_per_shard": 5_000, "storage_format": ["bin", "tfrecord"]}
-    config = PipelineConfig.from_dict(config_of("sft_chat", output=output))
-    job = Pipeline(config, [str(CHATS)], tmp_path_factory.mktemp("many") / "out", tokenizer_path)
-    return Path(job.run(["--runner=FnApiRunner"]).output)
+    return Path(run_job(config_of("sft_chat", output=output), CHATS, tmp_path_factory.mktemp("many") / "out").output)
 
 
 @pytest.fixture

@@ -9,22 +9,17 @@ from typing import Any
 
 import pytest
 
-from beam_prep import cli
 from beam_prep.errors import ConfigError
 from beam_prep.storage import stores
 from beam_prep.storage.token_cache import Collected, TokenCache, collect
-from tests.conftest import Capture, Patch
+from tests.conftest import Command, Patch
 from tests.storage.memory import MemoryStore
 from tests.test_refresh import Jobs, texts
+from tests.test_refresh import jobs as jobs
 
 pytestmark = pytest.mark.long
 
 DAY = 24 * 3600.0
-
-
-@pytest.fixture
-def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
-    return Jobs(tmp_path, tokenizer_path)
 
 
 def blocks(jobs: Jobs) -> set[str]:
@@ -98,18 +93,17 @@ def test_what_killed_writers_and_damage_left_goes(jobs: Jobs) -> None:
     assert not any(each.exists() for each in left)
 
 
-def test_the_command(jobs: Jobs, capsys: Capture) -> None:
+def test_the_command(jobs: Jobs, command: Command) -> None:
     jobs.run()
     count = len(blocks(jobs))
     age(jobs, 2)
     cache_dir = str(jobs.folder / "token_cache")
-    assert cli.main(["gc", cache_dir]) == 0
-    assert capsys.readouterr().out.startswith(f"{cache_dir}: 0 blocks, 0 bytes removed; {count} blocks, ")
-    assert cli.main(["gc", cache_dir, "--older_than", "36h", "--dry_run"]) == 0
-    assert re.search(rf"{count} blocks, [\d.]+ (kB|bytes) would be removed", capsys.readouterr().out)
-    assert cli.main(["gc", cache_dir, "--older_than=90d", "--max_bytes=0.5KB"]) == 0
+    assert command("gc", cache_dir).startswith(f"{cache_dir}: 0 blocks, 0 bytes removed; {count} blocks, ")
+    told = command("gc", cache_dir, "--older_than", "36h", "--dry_run")
+    assert re.search(rf"{count} blocks, [\d.]+ (kB|bytes) would be removed", told)
+    command("gc", cache_dir, "--older_than=90d", "--max_bytes=0.5KB")
     assert blocks(jobs) == set()
     for wrong in (["--older_than", "week"], ["--older_than", "7"], ["--max_bytes", "5 XB"]):
-        assert cli.main(["gc", cache_dir, *wrong]) == 2
+        command("gc", cache_dir, *wrong, code=2)
     with pytest.raises(ConfigError):
         collect(str(jobs.folder / "no"), 0.0)

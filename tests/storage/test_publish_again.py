@@ -11,23 +11,17 @@ from typing import Any
 
 import pytest
 
-import beam_prep as bp
 from beam_prep.errors import RunError
 from beam_prep.storage import output as output_module
 from beam_prep.storage import stores
 from beam_prep.storage.output import LocalOutput, Staging, StoredOutput
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import read_bytes
-from tests.conftest import ROOT, Patch, tree, write_lines
+from tests.conftest import Patch, run_job, text_config, tree, write_lines
 from tests.storage.memory import MemoryStore
 
-CONFIG = bp.PipelineConfig.from_dict(
-    {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 1},
-        "output": {"storage_format": ["bin", "arrow"], "max_tokens_per_shard": 30},
-    }
-)
+OUTPUT = {"storage_format": ["bin", "arrow"], "max_tokens_per_shard": 30}
+CONFIG = text_config(preprocessing={"min_chars": 1}, output=OUTPUT)
 
 
 class Killed(BaseException):
@@ -107,8 +101,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
 
 
 def run(output: str, inputs: Path, **options: Any) -> None:
-    job = bp.Pipeline(CONFIG, [str(inputs)], output, ROOT / "examples/tokenizer", overwrite=True, **options)
-    job.run(["--runner=FnApiRunner"])
+    run_job(CONFIG, inputs, output, overwrite=True, **options)
 
 
 def digests(folder: str) -> dict[str, str]:
