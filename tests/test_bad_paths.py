@@ -1,4 +1,7 @@
-"""Paths that cannot be written, and disks that are full: one line that says which and what to do, and an exit code."""
+"""Paths that cannot be written, and disks that are full: one line that says which and what to do, and an exit code.
+
+Outputs that are named through links: the link stays, the data go to the disk that it names, and the lock is one.
+"""
 
 import errno
 import json
@@ -11,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import beam_prep as bp
 from beam_prep import cli
-from beam_prep.errors import OutputError, StorageError, of_the_system
-from tests.conftest import ROOT, Capture, Command, Patch, config_of
+from beam_prep.errors import LockedError, OutputError, StorageError, of_the_system
+from tests.conftest import ROOT, Capture, Command, Patch, Run, config_of, text_config, write_lines
 
 SAMPLE = ["run", str(ROOT / "examples/data/text.jsonl"), "-c", str(ROOT / "configs/pretrain.json")]
 SAMPLE += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
@@ -161,3 +165,35 @@ def test_closed_streams_change_neither_the_exit_code_nor_another_stream(closed: 
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr
     assert ("invalid choice" in done.stderr) == (words == "nothing")
+
+
+# Links
+
+TEXT = text_config()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return write_lines(tmp_path / "in.jsonl", [{"text": f"record {number}. " * 10} for number in range(9)])
+
+
+def test_an_output_that_is_a_link_is_followed(run: Run, source: Path, tmp_path: Path) -> None:
+    link = tmp_path / "out"
+    link.symlink_to(tmp_path / "disk" / "data")
+    assert run(TEXT, source).output == str(tmp_path / "disk" / "data")
+    source.write_text(source.read_text() * 2)
+    run(TEXT, source, overwrite=True)
+    assert link.is_symlink()
+    assert len(bp.open(link)) == 18
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == [".beam_prep", "data"]
+    assert not (tmp_path / ".beam_prep").exists()
+
+
+def test_a_job_through_a_linked_folder_finds_the_lock(run: Run, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    config = bp.PipelineConfig.from_dict(TEXT)
+    first = bp.Pipeline(config, source, tmp_path / "disk" / "out", ROOT / "examples/tokenizer")
+    with first.claim().claims.locked(), pytest.raises(LockedError, match=r"another job is writing .*/disk/out"):
+        run(TEXT, source, "link/out")
+    run(TEXT, source, "link/out")

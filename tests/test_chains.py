@@ -13,6 +13,7 @@ from hypothesis import example, given
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
+from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.block import ALIVE, Block, InputFile
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Output, Section
@@ -27,7 +28,8 @@ from beam_prep.tokens.batch import Batch, in_domain
 from beam_prep.tokens.rows import RoleMask, TruncationMode, build_mask, pad, split_prompt, to_labels, truncate
 from beam_prep.tokens.tokenize import from_tokens, tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
-from tests.conftest import ROOT
+from beam_prep.transforms.steps import BlockCoder
+from tests.conftest import ROOT, Patch, Run, chat_config, says
 
 TOKENIZER = Tokenizer.load(ROOT / "examples" / "tokenizer")
 SOURCE = (
@@ -245,3 +247,49 @@ def test_a_step_on_records_that_loses_rows_ends_the_run() -> None:
             then(replace(given, rows=given.rows[:1], line=given.line[:1]))
         with pytest.raises(RunError, match=r"^\w+ was given a block of .*3 rows with 1 of rows"):
             then(replace(given, rows=[*given.rows][:1]))
+
+
+# Blocks stay where they are: between the steps of a process none is serialised
+
+ALL_FORMATS = chat_config(True, output={"storage_format": list(FORMAT_NAMES)})
+
+
+@pytest.fixture
+def serialised(monkeypatch: Patch) -> list[str]:
+    """Notes whenever a block is encoded by its coder, or pickled by anybody."""
+    seen: list[str] = []
+    encode, reduce = BlockCoder.encode, Block.__reduce_ex__
+
+    def encodes(self: BlockCoder, value: Block) -> bytes:
+        seen.append(f"encode {type(value).__name__}")
+        return encode(self, value)
+
+    def reduces(self: Block, protocol: Any) -> Any:
+        seen.append(f"pickle {type(self).__name__}")
+        return reduce(self, protocol)
+
+    monkeypatch.setattr(BlockCoder, "encode", encodes)
+    monkeypatch.setattr(Block, "__reduce_ex__", reduces)
+    return seen
+
+
+CHATS = [{"messages": says(user="a?", assistant="b!")}] * 30
+
+
+@pytest.mark.long
+def test_no_block_is_serialised_in_a_whole_run(serialised: list[str], run: Run, monkeypatch: Patch) -> None:
+    """Beam's size counter looks at elements between fused steps, at the first ones for certain: 100 ms a look."""
+    sizes: list[str] = []
+    estimate = BlockCoder.estimate_size
+
+    def size(self: BlockCoder, value: Block) -> int:
+        sizes.append(type(value).__name__)
+        return int(estimate(self, value))
+
+    monkeypatch.setattr(BlockCoder, "estimate_size", size)
+    result = run(
+        ALL_FORMATS, b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in CHATS), block_bytes=65536
+    )
+    assert result.manifest["totals"]["rows"] == 30
+    assert serialised == []
+    assert set(sizes) == {"Records", "Rendered", "Batch"}  # it did look, and at elements of every zone

@@ -2,16 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given as drawn
 
 from beam_prep.config import PipelineConfig
+from beam_prep.config.presets import PRESETS, PresetName
 from beam_prep.errors import ConfigError
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT, Command
 
 TEXT = {"field": "text", "action": "train"}
 PROMPT = {"field": "prompt", "action": "mask"}
@@ -60,6 +60,15 @@ def problems(obj: Any) -> dict[str, str]:
 # Normal forms
 
 
+def preset(name: str, section: dict[str, Any] = CHAT, preprocessing: Any = None, **output: Any) -> dict[str, Any]:
+    return sections(section, preprocessing=preprocessing or {}, output={"preset": name, **output})
+
+
+PACKED: dict[str, Any] = {"preprocessing": {"packing_strategy": "bfd"}}
+OLMO = {"sequence": "uint16", "loss_mask": "bool"}
+TORCHTUNE = {"input_ids": "tokens", "position_ids": "input_pos", "seq_lens": "lens"}
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -71,6 +80,16 @@ def problems(obj: Any) -> dict[str, str]:
         (
             sections(CHAT, output=labels(names={"labels": "y", "input_ids": "x"})),
             sections(CHAT, output=labels(names={"input_ids": "x", "labels": "y"})),
+        ),
+        # presets
+        (preset("trl_sft"), sections(CHAT, output=labels(storage_format="arrow"))),
+        (
+            preset("olmo", TEXT, dtype={"sequence": "uint16"}),
+            rules(eos="if_missing") | {"output": {"storage_format": "npy", "dtype": OLMO}},
+        ),
+        (
+            preset("torchtune", names={"seq_lens": "lens"}, **PACKED),
+            sections(CHAT, output=labels(storage_format="arrow", names=TORCHTUNE), **PACKED),
         ),
     ],
 )
@@ -295,6 +314,12 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         (named({"labels": "input_ids", **more}), "output.names.labels", "names column 'input_ids' already")
         for more in ({}, {"input_ids": "X"})
     ),
+    # what a trainer would misread
+    (preset("trl_sft", preprocessing={"shift": True}), "preprocessing.shift", "found true, wanted false"),
+    (preset("megatron", **PACKED), "preprocessing.packing_strategy", "found 'bfd', wanted 'none'"),
+    (preset("olmo", storage_format=["bin", "tfrecord"]), "output.storage_format", "found ['bin', 'tfrecord'], "),
+    (preset("maxtext"), "input.sections", "found sections that are not trained in full"),
+    (preset("torch"), "output.preset", "found 'torch'; did you mean 'torchtune'?"),
 ]
 
 
@@ -507,3 +532,11 @@ def test_schema_agrees_with_the_config_reader() -> None:
         sources(**{"a b": CHAT}),
     ):
         assert not accepts(wrong), wrong
+
+
+def test_presets_are_printed(command: Command) -> None:
+    told = command("presets")
+    assert all(f"\n{name}\n" in f"\n{told}" for name in get_args(PresetName))
+    assert PRESETS.keys() == set(get_args(PresetName))
+    assert "output.names: seq_lens -> seq_lengths" in told
+    assert json.dumps("megatron") in told

@@ -1,4 +1,4 @@
-"""`beam-prep run --dry_run`: says what a run would do, does nothing, and is right."""
+"""`beam-prep run --dry_run`: says what a run would do, does nothing, and is right; what lacks room is said."""
 
 import json
 import re
@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from beam_prep.dry_run import DAMAGED, NEW, UNTRUSTED, dry_run
 from beam_prep.storage.claims import Claim
-from tests.conftest import Command, Patch, tree
+from tests.conftest import Command, Patch, Run, run_of, text_config, tree
 from tests.test_refresh import CONFIG, Jobs, texts
 from tests.test_refresh import jobs as jobs
 
@@ -143,3 +145,14 @@ def test_a_dry_run_finds_what_a_run_would_not_start_with(jobs: Jobs, command: Co
     problem = asked(jobs)[0].removeprefix(REFUSED)
     assert problem.startswith(f"{manifest} is damaged, or is another program's file: if an output of beam_prep")
     assert problem in command("verify", manifest.parent, code=1)
+
+
+@pytest.mark.long
+def test_a_run_says_before_it_begins_what_it_lacks_room_for(run: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+    config = text_config(output={"storage_format": ["bin", "tfrecord", "arrow", "h5"], "shuffle": {"seed": 17}})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    rows = [{"text": f"{row} " + "the cat sat on the mat " * 20} for row in range(300)]
+    assert run(config, rows, cache_dir=tmp_path / "cache").manifest is not None
+    (line,) = (each for each in run_of(tmp_path / "out")["warnings"] if "are needed" in each)
+    whats = [part.partition(" in ")[0] for part in line.partition(": about ")[0].split(" and ")]
+    assert " and ".join(whats) == "the token cache and sorted runs and the output"

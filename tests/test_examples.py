@@ -1,6 +1,9 @@
-"""Every script in examples/ runs as a user runs it, in this process and (where it can) in worker processes."""
+"""Every script in examples/ runs as a user runs it, in this process and (where it can) in worker processes; those in
+benchmarks/ run, and say what they need: what they measure here means nothing; what `.ci/run` says at its end.
+"""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -77,3 +80,54 @@ def test_hand_written_chain(here: Run, tmp_path: Path) -> None:
     for row in ds.domain("cooking"):
         trained = np.flatnonzero(row["labels"][:-1] != -100)
         assert (row["labels"][trained] == row["input_ids"][trained + 1]).all()
+
+
+# benchmarks/
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "part", "options", "says"),
+    [
+        ("plan_scale", "plan_scale", ["--small"], "receipts, packed"),
+        ("plan_scale", "plan_compose", ["--small", "--compose"], "blocks of a run"),
+        ("soak", "overwrite", ["--refreshes", "3", "--seed", "1"], "Nothing was wrong."),
+    ],
+)
+def test_a_script_writes_its_table(script: str, part: str, options: list[str], says: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- {part}: begin -->\n<!-- {part}: end -->\n")
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *options, "--markdown", str(page)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert says in page.read_text()
+
+
+# .ci/run, with a `make` that only pretends
+
+MAKE = """#!/bin/sh
+echo "making $1"
+case $1 in
+    test) printf -- '--- 3 skipped ---\\n     2 no test material\\n     1 no Chromium\\n4 passed, 3 skipped in 1s\\n' ;;
+    test-long) echo '1 failed, 2 passed in 3s'; exit 2 ;;
+esac
+"""
+
+
+def test_the_last_lines_say_what_ran_what_was_skipped_and_what_did_not_run(tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text(MAKE)
+    make.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, text=True)
+    told = re.sub(r" +\d+ s ", " 0 s", done.stdout.partition("What ran")[2]).splitlines()[1:]
+    assert [line.rstrip() for line in told] == [
+        "check          passed 0 s",
+        "test           passed 0 s 4 passed, 3 skipped in 1s",
+        "    skipped:     2 no test material",
+        "    skipped:     1 no Chromium",
+        "test-long      FAILED 0 s 1 failed, 2 passed in 3s",
+        "not run: docs test-engines test-faults test-browser test-trainers",
+    ]
+    assert done.returncode == 1

@@ -29,8 +29,7 @@ HELD: dict[str, dict[str, str]] = {
         "compose/test_outputs.py": "cat report",
         "test_verify.py": "verify",
         "storage/test_gc.py": "gc",
-        "test_presets.py": "presets",
-        "test_config.py": "schema",
+        "test_config.py": "schema presets",
     },
     # The options of `run` are those of `replay`, too.
     "option": {
@@ -68,7 +67,7 @@ HELD: dict[str, dict[str, str]] = {
     "packing strategy": {"test_packing.py": "simple bfd bfd_split wrapped"},
     "adapter": {"reading/test_adapters.py": "sharegpt alpaca tokenized"},
     "preset": {
-        "test_presets.py": "trl_sft trl_dpo trl_kto transformers maxtext megatron olmo torchtune astrai",
+        "test_config.py": "trl_sft trl_dpo trl_kto transformers maxtext megatron olmo torchtune astrai",
     },
     "key of the config": {
         "test_config.py": "version input input.sections input.sections.field input.sections.action "

@@ -31,10 +31,10 @@ TESTS = {
     "data": "data test_fim_exact shards formats tokens reading",
     "shards": "shards compose test_packing test_chunks test_report test_groups formats",
     "formats": "formats readers test_verify test_inspect",
-    "transforms": "transforms compose test_chains test_groups test_determinism",
+    "transforms": "transforms compose test_chains test_groups",
 }
 """Room -> its tests."""
-JOBS = "test_goldens_conversations test_goldens_sections test_configs test_configs_conversation test_template_command"
+JOBS = "test_goldens_conversations test_goldens_sections test_configs test_template_command"
 JOBS += " test_messages test_inspect_page test_resume"
 """Tests of whole jobs."""
 
