@@ -106,11 +106,7 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        (
-            "Prepare",
-            {"config": TEXT},
-            "tokenizer\n  Missing required argument",
-        ),
+        ("Prepare", {"config": TEXT}, "tokenizer\n  Missing required argument"),
         ("Prepare", {"config": TEXT, "tokeniser": "x"}, "tokeniser\n  Unexpected keyword argument"),
         ("Prepare", {"config": "none.json", "tokenizer": TOKENIZER}, "none.json: the config cannot be read"),
         ("Shift", {"config": TEXT, "tokenizer": TOKENIZER}, "Shift: this config has no such step; its steps are "),

@@ -66,9 +66,7 @@ HELD: dict[str, dict[str, str]] = {
     },
     "packing strategy": {"test_packing.py": "simple bfd bfd_split wrapped"},
     "adapter": {"reading/test_adapters.py": "sharegpt alpaca tokenized"},
-    "preset": {
-        "test_config.py": "trl_sft trl_dpo trl_kto transformers maxtext megatron olmo torchtune astrai",
-    },
+    "preset": {"test_config.py": "trl_sft trl_dpo trl_kto transformers maxtext megatron olmo torchtune astrai"},
     "key of the config": {
         "test_config.py": "version input input.sections input.sections.field input.sections.action "
         "input.sections.template input.sources input.sources.sections input.sources.list_field input.sources.mask_key "

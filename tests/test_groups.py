@@ -240,10 +240,7 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
     [
         (config([]), "input.groups: found []; must have at least 1 item"),
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
-        (
-            {"input": {"groups": [A_TEXT], **CHAT}},
-            "input.sections: found sections beside groups; give each group",
-        ),
+        ({"input": {"groups": [A_TEXT], **CHAT}}, "input.sections: found sections beside groups; give each group"),
         (
             config([A_TEXT, {"rollouts": {}, "files": "b"}]),
             "and those of input.groups[0] are sequences with 'sequence' (ids, int32, trained, no mask): one output",

@@ -156,10 +156,7 @@ TWO_SOURCES = {
 @pytest.mark.parametrize(
     ("given", "record"),
     [
-        (
-            {"rollouts": {"rewards": "rewards"}},
-            {"prompt_ids": [5], "response_ids": [[6, 7], [8]], "rewards": [0.5, 1]},
-        ),
+        ({"rollouts": {"rewards": "rewards"}}, {"prompt_ids": [5], "response_ids": [[6, 7], [8]], "rewards": [0.5, 1]}),
         ({"sources": TWO_SOURCES}, {"prompt": "q", "responses": ["a b", "c"], "rewards": [0.5, 1]}),
     ],
     ids=["rollouts", "lists"],

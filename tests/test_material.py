@@ -155,10 +155,7 @@ def config_of(file: str, run: str) -> Row:
     forms: dict[str, Row] = {
         "pairs": {"input": {"sections": pair}, "preprocessing": JOINED},
         "chat_pairs": {"input": {"sections": pair}},
-        "texts": {
-            "input": {"sections": [{"field": "text", "action": action}]},
-            "preprocessing": {"eos": "if_missing"},
-        },
+        "texts": {"input": {"sections": [{"field": "text", "action": action}]}, "preprocessing": {"eos": "if_missing"}},
     }
     form = forms.get(file, {"input": {"sections": [{**MESSAGES, "action": action}]}})
     if file == "sharegpt":

@@ -71,10 +71,7 @@ def test_a_mix_of_shares_that_a_program_divided_needs_no_other_domain(shares: tu
         ({"wab": DomainMix(tokens=1)}, "there are no rows of domain 'wab'; wanted one of 'code', 'web'"),
         ({"web": DomainMix(tokens=1001)}, "1,001 tokens of domain 'web' are wanted, 1,000 are there, each to be "),
         ({"web": DomainMix(tokens=1e18, repeat=True)}, "are there, each to be written at most 1,000 times: lower them"),
-        (
-            {"web": DomainMix(share=0.5), "code": DomainMix(share=0.4)},
-            "add up to 0.9, and the other domains have 0",
-        ),
+        ({"web": DomainMix(share=0.5), "code": DomainMix(share=0.4)}, "add up to 0.9, and the other domains have 0"),
         ({"web": DomainMix(share=1.0)}, "the shares add up to 1, and the other domains have 500"),
     ],
 )

@@ -35,12 +35,7 @@ def rows_of_batches(path: Path) -> list[int]:
     most=st.sampled_from([(3, 1 << 22), (1000, 60), (5, 90), (1000, 1), (1000, 1 << 22)]),
 )
 def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
-    tmp_path_factory: Folders,
-    name: str,
-    rows: int,
-    seed: int,
-    cuts: list[int],
-    most: tuple[int, int],
+    tmp_path_factory: Folders, name: str, rows: int, seed: int, cuts: list[int], most: tuple[int, int]
 ) -> None:
     whole = random_rows(rows, seed)
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")

@@ -141,9 +141,7 @@ def test_a_shard_of_another_output_is_seen(copy: Path) -> None:
         list(bp.open(copy).domain("maths"))
 
 
-def test_rows_of_an_output_that_was_written_again_are_not_mixed_with_those_of_the_old_one(
-    output: Make,
-) -> None:
+def test_rows_of_an_output_that_was_written_again_are_not_mixed_with_those_of_the_old_one(output: Make) -> None:
     shards = {"a": [documents([3], 0), documents([3], 10)]}
     old, new = output([IDS], shards), output([IDS], {"a": [documents([3], 20), documents([3], 30)]})
     opened = bp.open(old)

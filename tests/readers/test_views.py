@@ -134,10 +134,7 @@ def test_the_state_is_a_few_integers_of_the_epoch(dataset: Dataset) -> None:
     assert lists(resumed) == lists(dataset.packed(64, epoch=4))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"length": 65}, {"seed": 1}, {"strategy": "wrapped"}],
-)
+@pytest.mark.parametrize("other", [{"length": 65}, {"seed": 1}, {"strategy": "wrapped"}])
 def test_the_state_of_another_view_is_refused(dataset: Dataset, other: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"state is that of another view .* with the same seed and the same settings"):
         dataset.packed(**{"length": 64, **other}).load_state_dict(dataset.packed(64).state_dict())

@@ -119,9 +119,7 @@ def digests(folder: str) -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("output", "keep_versions"),
-    [("disk", 1), ("other_disk", None), ("store", None), ("store", 1)],
-    indirect=["output"],
+    ("output", "keep_versions"), [("disk", 1), ("other_disk", None), ("store", None), ("store", 1)], indirect=["output"]
 )
 def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
     output: tuple[str, str | None], inputs: dict[str, Path], keep_versions: int | None, attempts: Attempts
