@@ -97,9 +97,8 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
     create, read = step("Create", elements=elements), step("FromRecords")
     run([create, read, step("Prepare", **given), step("Shard", **given, max_no_loss_rate=1, output=output)])
     dataset = bp.open(output)
-    assert [dataset.decode(row) for row in range(len(dataset))] == [
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
-    ]
+    (row,) = map(dataset.decode, range(len(dataset)))
+    assert row == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
     assert dataset.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
 
 

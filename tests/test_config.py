@@ -186,6 +186,10 @@ def chunks(**preprocessing: Any) -> dict[str, Any]:
     return rules(**{"truncation_mode": "chunk", **preprocessing})
 
 
+def rollouts(**preprocessing: Any) -> dict[str, Any]:
+    return {"input": {"rollouts": {"logprobs": "logprobs"}}, "preprocessing": preprocessing}
+
+
 def dated(day: str) -> dict[str, Any]:
     return {"input": {"sections": [TEXT], "date": day}}
 
@@ -313,6 +317,19 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     *(
         (named({"labels": "input_ids", **more}), "output.names.labels", "names column 'input_ids' already")
         for more in ({}, {"input_ids": "X"})
+    ),
+    # rollouts
+    (rollouts(), "preprocessing.truncation_mode", "found 'keep_start'; rollouts are not cut"),
+    (rollouts(truncation_mode="drop", packing_strategy="bfd"), "preprocessing.packing_strategy", "works only with inp"),
+    (
+        rollouts(truncation_mode="drop") | {"output": {"dtype": {"logprobs": "int32"}}},
+        "output.dtype.logprobs",
+        "allowed for numbers of tokens: float16, float32, float64",
+    ),
+    (
+        {"input": {"rollouts": {"response_ids": None, "rewards": "r"}}},
+        "input.rollouts.rewards",
+        "found 'r' with response_ids: null",
     ),
     # what a trainer would misread
     (preset("trl_sft", preprocessing={"shift": True}), "preprocessing.shift", "found true, wanted false"),

@@ -33,30 +33,28 @@ HELD: dict[str, dict[str, str]] = {
     },
     # The options of `run` are those of `replay`, too.
     "option": {
-        "test_options.py": "run.inputs run.output_dir run.config run.config_json run.tokenizer_path run.overwrite "
-        "run.max_reject_chars run.verbose",
+        "test_options.py": "run.inputs+output_dir+config+config_json+tokenizer_path+overwrite+max_reject_chars+verbose",
         "test_workers_elsewhere.py": "run.wait",
-        "test_versions.py": "run.keep_versions run.version_name run.lease",
+        "test_versions.py": "run.keep_versions+version_name+lease",
         "test_bad_data.py": "run.max_reject_rate",
         "test_report.py": "run.max_no_loss_rate report.to",
         "test_hostile.py": "run.max_line_bytes",
-        "test_resume.py": "run.cache_dir run.block_bytes",
+        "test_resume.py": "run.cache_dir+block_bytes",
         "storage/test_publish_again.py": "run.staging",
         "test_backends.py": "run.tokenizer_backend",
         "test_check.py": "run.check",
         "test_dry_run.py": "run.dry_run",
-        "test_inspect.py": "inspect.record inspect.config inspect.tokenizer_path",
-        "test_inspect_selection.py": "inspect.count inspect.domain inspect.random inspect.seed inspect.shortest "
-        "inspect.longest inspect.grep inspect.reason inspect.ids inspect.no_pager",
+        "test_inspect.py": "inspect.record+config+tokenizer_path",
+        "test_inspect_selection.py": "inspect.count+domain+random+seed+shortest+longest+grep+reason+ids+no_pager",
         "test_keep_fields.py": "inspect.source",
         "test_inspect_page.py": "inspect.html",
-        "compose/test_outputs.py": "inspect.split cat.count cat.domain cat.split",
-        "audit/test_audit.py": "audit.config audit.tokenizer_path audit.sample audit.json",
-        "test_init.py": "init.output init.tokenizer_path init.overwrite",
-        "test_template_command.py": "template.chat_template template.json template.no_pager",
+        "compose/test_outputs.py": "inspect.split cat.count+domain+split",
+        "audit/test_audit.py": "audit.config+tokenizer_path+sample+json",
+        "test_init.py": "init.output+tokenizer_path+overwrite",
+        "test_template_command.py": "template.chat_template+json+no_pager",
         "browser/test_page.py": "template.html",
-        "test_verify.py": "verify.json verify.inputs",
-        "storage/test_gc.py": "gc.older_than gc.max_bytes gc.dry_run",
+        "test_verify.py": "verify.json+inputs",
+        "storage/test_gc.py": "gc.older_than+max_bytes+dry_run",
     },
     "output format": {"formats/test_all.py": "bin tfrecord arrow h5 parquet megatron mds npy array_record"},
     "input format": {
@@ -68,53 +66,53 @@ HELD: dict[str, dict[str, str]] = {
     "adapter": {"reading/test_adapters.py": "sharegpt alpaca tokenized"},
     "preset": {"test_config.py": "trl_sft trl_dpo trl_kto transformers maxtext megatron olmo torchtune astrai"},
     "key of the config": {
-        "test_config.py": "version input input.sections input.sections.field input.sections.action "
-        "input.sections.template input.sources input.sources.sections input.sources.list_field input.sources.mask_key "
-        "input.chat_template input.implicit_prompt mask mask_default preprocessing preprocessing.max_chars "
-        "preprocessing.padding output output.dtype output.storage_format output.columns",
+        "test_config.py": "version input input.sections+sources+chat_template+implicit_prompt "
+        "input.sections.field+action+template input.sources.sections+list_field+mask_key mask mask_default "
+        "preprocessing preprocessing.max_chars+padding output output.dtype+storage_format+columns",
         "tokens/test_tokenizer.py": "input.sections.add_special_tokens",
         "reading/test_adapters.py": "input.adapter input.adapter.name",
-        "test_rollouts.py": "input.rollouts input.rollouts.prompt_ids input.rollouts.response_ids "
-        "input.rollouts.loss_mask input.rollouts.logprobs input.rollouts.rewards input.rollouts.policy_version "
-        "input.rollouts.values input.rollouts.texts input.rollouts.grouped",
+        "test_rollouts.py": "input.rollouts "
+        "input.rollouts.prompt_ids+response_ids+loss_mask+logprobs+rewards+policy_version+values+texts+grouped",
         "test_date.py": "input.date",
         "test_recipe.py": "input.template_variables",
         "chat/test_not_rendered.py": "input.not_rendered",
         "test_masks_real.py": "input.tool_arguments",
         "reading/test_not_text.py": "input.not_text",
         "test_turns_apart.py": "input.turns",
-        "test_groups.py": "input.groups input.groups.files input.groups.domain preprocessing.min_chars",
-        "test_mask_options.py": "mask_options mask_options.reasoning mask_options.tool_calls "
-        "mask_options.generation_prompt mask_options.eos",
-        "test_chunks.py": "preprocessing.max_seq_len preprocessing.truncation_mode preprocessing.stride",
-        "compose/test_naive.py": "preprocessing.max_items output.split_seed output.mix.tokens output.mix.share "
-        "output.mix.epochs output.mix.repeat",
+        "test_groups.py": "input.groups input.groups.files+domain preprocessing.min_chars",
+        "test_mask_options.py": "mask_options mask_options.reasoning+tool_calls+generation_prompt+eos",
+        "test_chunks.py": "preprocessing.max_seq_len+truncation_mode+stride",
+        "compose/test_naive.py": "preprocessing.max_items output.split_seed output.mix.tokens+share+epochs+repeat",
         "tokens/test_mask.py": "preprocessing.rows_without_loss",
-        "test_goldens_conversations.py": "preprocessing.eos preprocessing.bos",
+        "test_goldens_conversations.py": "preprocessing.eos+bos",
         "chat/test_control.py": "preprocessing.control_tokens",
-        "test_packing.py": "preprocessing.packing_strategy preprocessing.max_packed_len",
-        "test_material.py": "preprocessing.packing_group preprocessing.encode",
-        "test_decontaminate.py": "preprocessing.decontaminate preprocessing.decontaminate.against "
-        "preprocessing.decontaminate.field preprocessing.decontaminate.fields preprocessing.decontaminate.ngram "
-        "preprocessing.decontaminate.mode",
+        "test_packing.py": "preprocessing.packing_strategy+max_packed_len",
+        "test_material.py": "preprocessing.packing_group+encode",
+        "test_decontaminate.py": "preprocessing.decontaminate "
+        "preprocessing.decontaminate.against+field+fields+ngram+mode",
         "tokens/test_shift.py": "preprocessing.shift",
         "compose/test_outputs.py": "preprocessing.deduplicate preprocessing.deduplicate.by",
         "reading/test_keys.py": "preprocessing.deduplicate.normalize",
         "trainers/test_presets.py": "output.preset",
         "test_domain_key.py": "output.domain_key",
-        "compose/test_jobs.py": "output.max_tokens_per_shard output.shuffle output.shuffle.seed output.splits "
-        "output.split_key output.split_missing output.mix",
+        "compose/test_jobs.py": "output.max_tokens_per_shard+shuffle+splits+split_key+split_missing+mix "
+        "output.shuffle.seed",
         "test_loss_weights.py": "output.loss_weights",
         "test_inspect.py": "output.position_ids_mode",
         "test_names.py": "output.names",
-        "test_keep_fields.py": "output.keep_fields output.provenance",
-        "test_fim_exact.py": "output.fim output.fim.rate output.fim.mode output.fim.seed output.fim.sentinels",
+        "test_keep_fields.py": "output.keep_fields+provenance",
+        "test_fim_exact.py": "output.fim output.fim.rate+mode+seed+sentinels",
     },
 }
-"""Kind -> file of tests -> the features that it holds."""
+"""Kind -> file of tests -> the features that it holds; `a.b+c` are `a.b` and `a.c`."""
 
 ALL_OF = {"output format": "FORMAT_NAMES", "preset": "PRESETS"}
 """Kind -> the name by which a test takes all features of it."""
+
+
+def features_of(kind: str, file: str) -> list[str]:
+    parts = [feature.rpartition(".") for feature in HELD[kind][file].split()]
+    return [f"{before}{dot}{name}" for before, dot, names in parts for name in names.split("+")]
 
 
 def options_of(command: str) -> list[str]:
@@ -150,7 +148,7 @@ FOUND = {
 
 @pytest.mark.parametrize("kind", FOUND)
 def test_every_feature_is_held_by_a_test(kind: str) -> None:
-    listed = [feature for features in HELD[kind].values() for feature in features.split()]
+    listed = [feature for file in HELD[kind] for feature in features_of(kind, file)]
     assert sorted(listed) == sorted(FOUND[kind])
 
 
@@ -161,6 +159,6 @@ def test_a_replay_has_the_options_of_a_run() -> None:
 @pytest.mark.parametrize(("kind", "file"), [(kind, file) for kind, files in HELD.items() for file in files])
 def test_the_file_names_what_it_holds(kind: str, file: str) -> None:
     text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-    for feature in HELD[kind][file].split():
+    for feature in features_of(kind, file):
         word = re.escape(feature.rpartition(".")[2])
         assert re.search(rf"(\b|_){word}\b", text) or ALL_OF.get(kind, "\0") in text, f"{file} has no word of {feature}"

@@ -48,7 +48,7 @@ CHAT[3] |= {"reasoning_content": "A call.", "tool_calls": [CALL]}
 INLINE = says(user="How far?", assistant="<think>\nOne and one.\n</think>\n\nTwo miles.")
 INLINE += says(user="And Rome?", assistant="Far.\n</think>\n\n900 miles.")
 THOUGHT, ASKED = "<think>\nOne and one.\n</think>\n\n", "<think>\nA call.\n</think>\n\n"
-END = "<|im_end|>"
+BEGIN, END = "<|im_start|>assistant\n", "<|im_end|>"
 
 
 def rendered(template: str, chat: list[Any], options: bp.MaskOptions, action: Any = "$role") -> Any:
@@ -79,11 +79,7 @@ def trained(template: str, chat: list[Any], options: bp.MaskOptions, action: Any
         ({"reasoning": "mask", "tool_calls": "mask", "eos": "mask"}, ["Two miles.", "I ask", "900 miles."]),
         (
             {"generation_prompt": "train", "reasoning": "drop_history"},
-            [
-                "<|im_start|>assistant\nTwo miles." + END,
-                "<|im_start|>assistant\n" + ASKED + "I ask" + WRITTEN + END,
-                "<|im_start|>assistant\n900 miles." + END,
-            ],
+            [BEGIN + "Two miles." + END, BEGIN + ASKED + "I ask" + WRITTEN + END, BEGIN + "900 miles." + END],
         ),
     ],
     ids=json.dumps,
@@ -108,11 +104,8 @@ def test_reasoning_that_the_template_leaves_out_is_counted() -> None:
     assert segments_of(KEEPING, CHAT, dropping).counters["reasoning_dropped"].tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("generation_prompt", "header"), [("template", "<|im_start|>assistant\n"), ("mask", ""), ("train", None)]
-)
-def test_blocks_hold_the_header_unless_it_is_masked(generation_prompt: Any, header: str | None) -> None:
-    header = "<|im_start|>assistant\n" if header is None else header
+@pytest.mark.parametrize(("generation_prompt", "header"), [("template", BEGIN), ("mask", ""), ("train", BEGIN)])
+def test_blocks_hold_the_header_unless_it_is_masked(generation_prompt: Any, header: str) -> None:
     options = bp.MaskOptions(reasoning="mask", generation_prompt=generation_prompt)
     answers = ["Two miles.", "I ask" + WRITTEN, "900 miles."]
     runs = trained(MARKED, CHAT, options)

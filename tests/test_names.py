@@ -39,12 +39,10 @@ def pair(tmp_path_factory: Folders) -> tuple[bp.Dataset, bp.Dataset]:
 def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset]) -> None:
     plain, named = pair
     assert named.columns == ("tokens", "targets", "places", "seq_lengths")
-    assert [(column.name, column.of, column.dtype) for column in named.schema] == [
-        ("tokens", None, "int32"),
-        ("targets", "tokens", "int64"),
-        ("places", "tokens", "int32"),
-        ("seq_lengths", "tokens", "int32"),
+    assert [(column.name, column.dtype) for column in named.schema] == [
+        *(("tokens", "int32"), ("targets", "int64"), ("places", "int32"), ("seq_lengths", "int32")),
     ]
+    assert [column.of for column in named.schema] == [None, *["tokens"] * 3]
     renamed = [{NAMES[name]: value for name, value in as_lists(row).items()} for row in plain]
     assert renamed == [*map(as_lists, named)]
     for count, of in (("tokens", "input_ids"), ("trained", "labels")):
@@ -68,18 +66,10 @@ def test_a_chain_by_hand_takes_names_and_dtypes_too(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", TALKS)
     config, tokenizer = bp.PipelineConfig.from_dict(PACKED), bp.Tokenizer.load(TOKENIZER_PATH)
     with beam.Pipeline("FnApiRunner") as pipeline:
-        (
-            pipeline
-            | bp.ReadJSONL([str(source)])
-            | bp.Prepare(config, tokenizer)
-            | bp.Shard(
-                str(tmp_path / "out"),
-                pack=bp.Layout("bfd", 64),
-                formats="arrow",
-                names={"labels": "targets"},
-                dtype={"input_ids": "uint16", "seq_lens": "int64"},
-            )
-        )
+        blocks = pipeline | bp.ReadJSONL([str(source)]) | bp.Prepare(config, tokenizer)
+        names, dtype = {"labels": "targets"}, {"input_ids": "uint16", "seq_lens": "int64"}
+        layout = bp.Layout("bfd", 64)
+        _ = blocks | bp.Shard(str(tmp_path / "out"), pack=layout, formats="arrow", names=names, dtype=dtype)
     dtypes = {column.name: column.dtype for column in bp.open(tmp_path / "out").schema}
     assert dtypes == {"input_ids": "uint16", "targets": "int32", "seq_lens": "int64"}
 

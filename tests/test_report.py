@@ -102,13 +102,10 @@ def test_which_roles_are_warned_of(mask: Any, default: str, roles: list[str], wa
 
 
 def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
-    roles = {
-        "user": {"messages": 3, "tokens": 30, "trained": 0},
-        "assistant": {"messages": 2, "tokens": 20, "trained": 15},
-    }
-    assert lines(
-        {"roles": roles, "counters": {}, "totals": {"tokens": {}}}, ConfigView(mask={"assistant": "train"})
-    ) == [
+    counts = {"user": (3, 30, 0), "assistant": (2, 20, 15)}
+    roles = {role: dict(zip(("messages", "tokens", "trained"), found, strict=True)) for role, found in counts.items()}
+    manifest = {"roles": roles, "counters": {}, "totals": {"tokens": {}}}
+    assert lines(manifest, ConfigView(mask={"assistant": "train"})) == [
         "'user': 3 messages, 30 tokens, none trained; not in `mask`, mask_default is 'mask'",
         "'assistant': 2 messages, 15 of 20 tokens trained (100.0% of what is trained in messages)",
     ]

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.errors import ConfigError
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.shards.layout import finalize_columns
 from beam_prep.tokens.batch import Batch
@@ -186,35 +185,3 @@ def test_a_damaged_record_is_a_reject_and_its_neighbours_are_kept(record: dict[s
         assert [len(each) for each in row["loss_mask"]] == [len(each) for each in row["logprobs"]] == lengths
         assert len(row["rewards"]) == len(lengths)
         assert 0 <= min(flat(row["response_ids"])) <= max(flat(row["response_ids"])) <= MAX_ID
-
-
-# Runs
-
-CONFIG: dict[str, Any] = {
-    "input": {
-        "rollouts": {
-            "loss_mask": "loss_mask",
-            "logprobs": "logprobs",
-            "rewards": "rewards",
-            "policy_version": "version",
-            "values": {"advantages": "adv"},
-            "texts": {"answer": "gold"},
-        }
-    },
-    "preprocessing": {"truncation_mode": "drop"},
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"preprocessing": {}}, "preprocessing.truncation_mode: found 'keep_start'; rollouts are not cut"),
-        ({"preprocessing": {"truncation_mode": "drop", "packing_strategy": "bfd"}}, "works only with input.sections"),
-        ({"output": {"dtype": {"logprobs": "int32"}}}, "allowed for numbers of tokens: float16, float32, float64"),
-        ({"input": {"rollouts": {"response_ids": None, "rewards": "r"}}}, "found 'r' with response_ids: null"),
-    ],
-)
-def test_configs_that_are_refused(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        bp.PipelineConfig.from_dict({**CONFIG, **changes})
-    assert problem in str(error.value)

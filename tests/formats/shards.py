@@ -72,11 +72,8 @@ def rows_of(draw: st.DrawFn, dtypes: list[str]) -> tuple[list[Column], dict[str,
         "responses": Ragged.from_lengths(lists, [len(row) for row in inner]),
     }
     columns = [Column("sequence", dtype, 1, "ids"), Column("responses", dtype, 2, "ids")]
-    return (
-        columns,
-        rows,
-        cut(rows, [0, *sorted(draw(st.lists(st.integers(0, len(lengths)), max_size=4))), len(lengths)]),
-    )
+    borders = sorted(draw(st.lists(st.integers(0, len(lengths)), max_size=4)))
+    return columns, rows, cut(rows, [0, *borders, len(lengths)])
 
 
 def cut(rows: dict[str, Ragged], borders: Sequence[int]) -> list[dict[str, Ragged]]:

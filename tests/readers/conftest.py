@@ -35,27 +35,19 @@ def write(folder: Path, columns: Sequence[Column], shards: Mapping[str, Sequence
         for number, rows in enumerate(parts):
             made = {c.name: Ragged.from_lists([row[c.name] for row in rows], c.dtype, c.levels) for c in columns}
             paths = written_as(formats, folder / domain, columns, [made], number, len(parts))
-            files = [
-                {
-                    "path": str(path.relative_to(folder)),
-                    "bytes": path.stat().st_size,
-                    "sha256": sha256(path.read_bytes()).hexdigest(),
-                }
-                for path in paths
-            ]
+            files = [_entry(path, folder) for path in paths]
             entries.append({"domain": domain, "shard": number, "rows": len(rows), "tokens": {}, "trained": {}})
             entries[-1] |= {"packing": None, "files": files}
-    manifest = {
-        "manifest_version": 1,
-        "formats": [formats],
-        "columns": [asdict(column) for column in columns],
-        "domains": {domain: domain for domain in shards},
-        "shards": entries,
-        "files": [],
-    }
+    manifest = {"manifest_version": 1, "formats": [formats], "columns": [asdict(column) for column in columns]}
+    manifest |= {"domains": {domain: domain for domain in shards}, "shards": entries, "files": []}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+def _entry(path: Path, folder: Path) -> dict[str, Any]:
+    digest = sha256(path.read_bytes()).hexdigest()
+    return {"path": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": digest}
 
 
 def split_up(folder: Path) -> None:

@@ -59,13 +59,10 @@ def test_a_chain_claims_its_output_when_it_runs_and_releases_it(store: MemorySto
 
     monkeypatch.setattr(StoredOutput, "files", watched)
     with beam.Pipeline("FnApiRunner") as pipeline:
-        (
-            pipeline
-            | bp.testing.create([{"text": "one"}, {"text": "two"}])
-            | bp.ApplyTemplate([bp.Output("sequence", "ids", (bp.Section("text", "train"),))], TOKENIZER)
-            | bp.Tokenize(TOKENIZER, "transformers")
-            | bp.Shard(OUTPUT, tokenizer=TOKENIZER)
-        )
+        output = bp.Output("sequence", "ids", (bp.Section("text", "train"),))
+        records = pipeline | bp.testing.create([{"text": "one"}, {"text": "two"}])
+        tokens = records | bp.ApplyTemplate([output], TOKENIZER) | bp.Tokenize(TOKENIZER, "transformers")
+        _ = tokens | bp.Shard(OUTPUT, tokenizer=TOKENIZER)
         assert names() == []  # what is built writes nothing
     assert [len(each) for each in seen] == [1, 1]  # the shard, and what belongs to none
     assert claims() == []

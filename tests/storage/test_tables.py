@@ -87,12 +87,14 @@ def test_blocks_have_every_row_once_and_the_digests_of_the_file(
     assert all(len(raw.data) < chunks * CHUNK + 2 * size + 60 for raw, _ in found)
 
 
+def digests(path: str) -> list[str]:
+    """Of the blocks of a file."""
+    return [origin.digest for _, origin in blocks(one(path))]
+
+
 def test_a_file_that_grows_keeps_the_blocks_of_its_first_row_groups(tmp_path: Path) -> None:
     rows = table(4000, 200)
-    before, after = (
-        [origin.digest for _, origin in blocks(one(parquet(tmp_path / f"{count}.parquet", rows[:count], 100)))]
-        for count in (3000, 4000)
-    )
+    before, after = (digests(parquet(tmp_path / f"{count}.parquet", rows[:count], 100)) for count in (3000, 4000))
     assert before[:-1] == after[: len(before) - 1]
     assert len(after) > len(before) > 3
 
@@ -100,10 +102,7 @@ def test_a_file_that_grows_keeps_the_blocks_of_its_first_row_groups(tmp_path: Pa
 def test_only_the_block_of_a_row_that_changed_has_another_digest(tmp_path: Path) -> None:
     rows = table(2000, 200)
     changed = rows.set_column(1, "text", pa.array([*rows["text"].to_pylist()[:-1], "other"]))
-    before, after = (
-        [origin.digest for _, origin in blocks(one(parquet(tmp_path / f"{name}.parquet", each, 10**6)))]
-        for name, each in (("a", rows), ("b", changed))
-    )
+    before, after = (digests(parquet(tmp_path / "a.parquet", each, 10**6)) for each in (rows, changed))
     assert len(before) > 1
     assert (after[:-1], after[-1] == before[-1]) == (before[:-1], False)
 
