@@ -11,9 +11,9 @@ import yaml
 from apache_beam.options.pipeline_options import PipelineOptions
 
 import beam_prep as bp
-from beam_prep import beam_yaml, cli
+from beam_prep import beam_yaml
 from beam_prep.recipe import chain
-from tests.conftest import ROOT, says, text_config, tree
+from tests.conftest import ROOT, run_job, says, text_config, tree
 from tests.test_configs import CONFIGS
 
 pytest.importorskip("docstring_parser", reason="no apache-beam[yaml] here")
@@ -59,10 +59,8 @@ def test_a_config_that_composes_gives_the_bytes_of_the_job(tmp_path: Path) -> No
     config = json.loads(Path(CHAT).read_bytes())
     config["preprocessing"] |= {"deduplicate": {"by": ["messages"]}}
     config["output"] |= {"shuffle": {"seed": 3}, "splits": {"train": 0.8, "test": 0.2}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
     data, ways = str(ROOT / "examples/data/chat.jsonl"), {"config": config, "tokenizer": TOKENIZER}
-    job = [data, "-o", str(tmp_path / "job"), "-c", str(tmp_path / "config.json"), "--tokenizer_path", TOKENIZER]
-    assert cli.main(["run", *job]) == 0
+    run_job(config, data, tmp_path / "job")
     ends = step("Prepare", **ways), step("Shard", output=str(tmp_path / "yaml"), **ways)
     run([step("ReadJSONL", inputs=data), *ends])
     assert rows(tmp_path / "yaml") == rows(tmp_path / "job")

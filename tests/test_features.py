@@ -81,12 +81,11 @@ HELD: dict[str, dict[str, str]] = {
         "test_turns_apart.py": "input.turns",
         "test_groups.py": "input.groups input.groups.files+domain preprocessing.min_chars",
         "test_mask_options.py": "mask_options mask_options.reasoning+tool_calls+generation_prompt+eos",
-        "test_chunks.py": "preprocessing.max_seq_len+truncation_mode+stride",
         "compose/test_naive.py": "preprocessing.max_items output.split_seed output.mix.tokens+share+epochs+repeat",
         "tokens/test_mask.py": "preprocessing.rows_without_loss",
         "test_goldens_conversations.py": "preprocessing.eos+bos",
         "chat/test_control.py": "preprocessing.control_tokens",
-        "test_packing.py": "preprocessing.packing_strategy+max_packed_len",
+        "test_packing.py": "preprocessing.packing_strategy+max_packed_len+max_seq_len+truncation_mode+stride",
         "test_material.py": "preprocessing.packing_group+encode",
         "test_decontaminate.py": "preprocessing.decontaminate "
         "preprocessing.decontaminate.against+field+fields+ngram+mode",
@@ -94,13 +93,12 @@ HELD: dict[str, dict[str, str]] = {
         "compose/test_outputs.py": "preprocessing.deduplicate preprocessing.deduplicate.by",
         "reading/test_keys.py": "preprocessing.deduplicate.normalize",
         "trainers/test_presets.py": "output.preset",
-        "test_domain_key.py": "output.domain_key",
         "compose/test_jobs.py": "output.max_tokens_per_shard+shuffle+splits+split_key+split_missing+mix "
         "output.shuffle.seed",
         "test_loss_weights.py": "output.loss_weights",
         "test_inspect.py": "output.position_ids_mode",
         "test_names.py": "output.names",
-        "test_keep_fields.py": "output.keep_fields+provenance",
+        "test_keep_fields.py": "output.keep_fields+provenance+domain_key",
         "test_fim_exact.py": "output.fim output.fim.rate+mode+seed+sentinels",
     },
 }

@@ -38,11 +38,7 @@ def made(run: Run) -> Made:
     return _made
 
 
-LONG: list[tuple[str, Any, bytes]] = [
-    ("0.jsonl", open, b"\0"),
-    ("1.jsonl.gz", gzip.open, b'{"text": "long"'),
-    ("2.jsonl.bz2", bz2.open, b" "),
-]
+LONG: Any = (("0.jsonl", open, b"\0"), ("1.jsonl.gz", gzip.open, b'{"text": "long"'), ("2.jsonl.bz2", bz2.open, b" "))
 
 
 def test_a_line_that_is_too_long_is_one_reject(made: Made, tmp_path: Path) -> None:

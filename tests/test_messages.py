@@ -178,10 +178,7 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     (("cat", "out", "--max_seq_len=5"), "unknown option '--max_seq_len' (beam-prep cat --help"),  # it has no config
     ((*JOB, "--num_workers=four"), "argument --num_workers: invalid int value: 'four'"),
     (("inspect", "out", "--reccord", "3"), "unknown option '--reccord'; did you mean --record?"),
-    (
-        (*JOB, "--seed=1"),
-        "unknown option '--seed' (beam-prep run --help",
-    ),  # the dashes alone make it similar to --lease
+    ((*JOB, "--seed=1"), "unknown option '--seed' (beam-prep run --help"),  # the dashes alone are those of --lease
     ((*JOB, "y.jsonl"), "unknown argument 'y.jsonl'; name all files in one place, with no option between them"),
     (("audit", "-x.jsonl", *JOB[4:]), "unknown argument '-x.jsonl'; if it is a file, type ./-x.jsonl"),
     (("cat", "out", "--force"), "unknown option '--force' (beam-prep cat --help"),  # it has no --overwrite

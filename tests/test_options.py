@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -143,12 +142,6 @@ def test_a_pipeline_gets_what_every_option_says(monkeypatch: Patch) -> None:
     wanted = {option.name: option.parse(option.example) for option in OPTIONS if option.of_pipeline}
     wanted |= {"inputs": wanted["inputs"].split(", "), "beam_options": []}
     assert arguments == wanted
-
-
-def test_a_config_may_be_a_dict(tmp_path: Path) -> None:
-    text = (ROOT / "configs/pretrain.json").read_text()
-    job = Pipeline(json.loads(text), ROOT / "examples/data/text.jsonl", tmp_path / "out", ROOT / "examples/tokenizer")
-    assert job.config == bp.PipelineConfig.from_text(text)
 
 
 @pytest.mark.parametrize("given", ["--runner=FlinkRunner", {"runner": "FlinkRunner"}])

@@ -34,11 +34,7 @@ class Jobs:
         (self.inputs / "a.jsonl").write_text(texts("first", 1200))
 
     def job(self, name: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> Pipeline:
-        given: dict[str, Any] = {
-            "cache_dir": str(self.folder / "token_cache"),
-            "overwrite": True,
-            "block_bytes": BLOCK,
-        } | options
+        given: Any = {"cache_dir": str(self.folder / "token_cache"), "overwrite": True, "block_bytes": BLOCK} | options
         files = sorted(str(path) for path in self.inputs.iterdir())
         made = PipelineConfig.from_dict(config)
         return Pipeline(made, files, self.folder / name, tokenizer_path=self.tokenizer_path, **given)
@@ -132,16 +128,14 @@ def test_every_format_names_its_files(jobs: Jobs) -> None:
 
 def test_a_version_is_linked_from_the_latest_one(jobs: Jobs) -> None:
     options: dict[str, Any] = {"keep_versions": 2, "overwrite": False}
-    jobs.job("many", version_name="g1", **options).run(["--runner=FnApiRunner"])
+    jobs.run("many", version_name="g1", **options)
     (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
-    jobs.job("many", version_name="g2", **options).run(["--runner=FnApiRunner"])
-    told = run_of(jobs.folder / "many" / "g2")
-    assert told["shards_linked"] > 2
+    assert jobs.run("many", version_name="g2", **options)["shards_linked"] > 2
     first, second = (jobs.folder / "many" / name / "__default__" / "shard_0000.tfrecord" for name in ("g1", "g2"))
     assert first.stat().st_ino == second.stat().st_ino
     jobs.run("scratch", cache_dir=None)
     assert tree(jobs.folder / "many" / "g2") == tree(jobs.folder / "scratch")
     (jobs.inputs / "c.jsonl").write_text(texts("third", 100))
-    jobs.job("many", version_name="g3", **options).run(["--runner=FnApiRunner"])
+    jobs.run("many", version_name="g3", **options)
     assert not (jobs.folder / "many" / "g1").exists()
     assert tree(jobs.folder / "many" / "g2") == tree(jobs.folder / "scratch")

@@ -258,10 +258,8 @@ def test_init_finds_messages_in_each_of_their_forms() -> None:
     for value in (TALK, json.dumps(TALK), lists):
         found = find_shape([{"id": "[not JSON", "messages": value}])
         assert found is not None
-        assert (str(found.shape), found.records[0]["messages"]) == (
-            "conversations in 'messages': messages of role and content",
-            TALK,
-        )
+        assert str(found.shape) == "conversations in 'messages': messages of role and content"
+        assert found.records[0]["messages"] == TALK
 
 
 def test_what_holds_no_messages_is_a_reject(tmp_path: Path) -> None:

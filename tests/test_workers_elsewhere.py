@@ -47,19 +47,15 @@ def elsewhere(tmp_path: Path) -> Iterator[list[str]]:
         )
     try:
         wait_for(lambda: answers(port))
-        yield [
-            "--runner=PortableRunner",
-            "--job_endpoint=embed",
-            "--environment_type=EXTERNAL",
-            f"--environment_config=localhost:{port}",
-        ]
+        yield [*PORTABLE, "--environment_type=EXTERNAL", f"--environment_config=localhost:{port}"]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pool.pid, signal.SIGKILL)
         pool.wait()
 
 
-LOOPBACK = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
+PORTABLE = ["--runner=PortableRunner", "--job_endpoint=embed"]
+LOOPBACK = [*PORTABLE, "--environment_type=LOOPBACK"]
 
 
 def answers(port: int) -> bool:

@@ -27,9 +27,9 @@ TESTS = {
     "chat": "chat test_masks_real test_messages test_mask_options test_turns_apart test_loss_weights test_preference",
     "reading": "reading test_bad_data test_bad_paths test_keep_fields test_decontaminate test_rollouts test_sources "
     "test_date test_loss_weights storage/test_tables",
-    "tokens": "tokens test_backends test_check test_loss_weights test_mask_options test_chunks test_fim_exact",
+    "tokens": "tokens test_backends test_check test_loss_weights test_mask_options test_packing test_fim_exact",
     "data": "data test_fim_exact shards formats tokens reading",
-    "shards": "shards compose test_packing test_chunks test_report test_groups formats",
+    "shards": "shards compose test_packing test_report test_groups formats",
     "formats": "formats readers test_verify test_inspect",
     "transforms": "transforms compose test_chains test_groups",
 }

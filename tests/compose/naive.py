@@ -169,19 +169,16 @@ class Naive:
         names: Sequence[str | None] = [None] if self.job.splits is None else [*self.job.splits]
         there = {part: sum(row.tokens for _, row in rows) for part, rows in self.parts.items()}
         if self.job.mix:
-            self.wanted = _budgets(
-                self.job.mix, {part[1]: count for part, count in there.items() if part[0] == names[0]}
-            )
+            first = {part[1]: count for part, count in there.items() if part[0] == names[0]}
+            self.wanted = _budgets(self.job.mix, first)
         found: dict[Part, list[list[int]]] = {}
         for split in names:
             mine = {part: rows for part, rows in self.parts.items() if part[0] == split}
-            tokens = sum(
-                self.wanted[part[1]] if split == names[0] and part[1] in self.wanted else there[part] for part in mine
-            )
+            wanted_of = self.wanted if split == names[0] else {}
+            tokens = sum(wanted_of.get(part[1], there[part]) for part in mine)
             ranges = max(1, -(-tokens // self.job.max_tokens))
             for part, rows in mine.items():
-                wanted = self.wanted.get(part[1]) if split == names[0] else None
-                keyed = self._taken(seed, rows, there[part], wanted)
+                keyed = self._taken(seed, rows, there[part], wanted_of.get(part[1]))
                 by_range: dict[int, list[int]] = {}
                 for key, _, _, id_ in sorted(keyed):
                     by_range.setdefault(key * ranges // ALL, []).append(id_)
@@ -198,15 +195,8 @@ class Naive:
         found = [
             (shuffle_key(seed, *place, copy), place, copy, row.id) for place, row in rows for copy in range(copies)
         ]
-        drawn = (
-            sorted(
-                (sample_key(shuffle_key(seed, *place, copies)), shuffle_key(seed, *place, copies), place, row)
-                for place, row in rows
-            )
-            if more
-            else []
-        )
-        for _, key, place, row in drawn:
+        drawn = [(shuffle_key(seed, *place, copies), place, row) for place, row in rows]
+        for key, place, row in sorted(drawn, key=lambda each: (sample_key(each[0]), each[0], each[1])):
             if more <= 0:
                 break
             more -= row.tokens

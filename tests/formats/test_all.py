@@ -46,11 +46,8 @@ from tests.formats.shards import (
 from tests.tokens.batches import made_of, masked_rows
 
 LIBRARIES = {"h5": "h5py", "array_record": "array_record"}
-STORED: dict[str, list[str]] = {
-    "megatron": [*CODES],
-    # An Example has no float64: test_tfrecord.py.
-    **dict.fromkeys(("tfrecord", "array_record"), DTYPES[:-1]),
-}
+# An Example has no float64: test_tfrecord.py.
+STORED = {"megatron": [*CODES], **dict.fromkeys(("tfrecord", "array_record"), DTYPES[:-1])}
 PIECES = ("array_record", "h5", "npy", "tfrecord")
 """Formats that write in pieces. The borders of batches are in the files of arrow and parquet: test_tables.py."""
 
