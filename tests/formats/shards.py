@@ -54,7 +54,7 @@ def random_rows(rows: int, seed: int = 0) -> dict[str, Ragged]:
 
 
 @st.composite
-def rows_of(draw: st.DrawFn, dtypes: list[str]) -> tuple[list[Column], dict[str, Ragged], Slices]:
+def rows_of(draw: st.DrawFn, dtypes: Sequence[str] = DTYPES) -> tuple[list[Column], dict[str, Ragged], Slices]:
     """A column of lists and one of lists of lists; their rows; and the same rows in slices."""
     dtype = draw(st.sampled_from(dtypes))
     lengths = draw(st.lists(st.integers(0, 5) | st.sampled_from([255, 256]), max_size=10))
