@@ -104,6 +104,14 @@ def test_auto_trains_an_end_token_that_is_written_only_before_another_turn() -> 
     assert TOKENIZER.decode(ids) == f"first{END}second"
 
 
+def test_auto_begins_a_row_where_the_template_marks_only_the_last_answer() -> None:
+    marked = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    body = "{% if loop.last %}" + marked + "{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}:" + body + "{% endfor %}"
+    found = rows([CHAT], "auto", input={**config_of("auto")["input"], "chat_template": template})
+    assert [trained for _, trained in found] == [f"first{END}", f"second{END}"]
+
+
 @pytest.mark.parametrize("turns", ["apart", "auto"])
 def test_the_last_of_a_role_is_that_of_the_conversation(turns: str) -> None:
     trained = [trained for _, trained in rows([CHAT], turns, mask={"assistant": "train", "user": "last"})]

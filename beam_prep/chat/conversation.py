@@ -123,7 +123,7 @@ class Conversations:
         for end in ends:
             part = _Chat(chat.messages[: end + 1], chat.variables, chat.actions, chat.roles, None)
             rendered = self._rendered(part, first)
-            if made is not None and auto and rendered.text.startswith(begin):
+            if made is not None and auto and rendered.text.startswith(begin) and _keeps_spans(made[0], rendered):
                 since = made[2]  # its turns are told again: the end of one may be written with the next
             else:
                 if made is not None:
@@ -329,6 +329,11 @@ class Conversations:
                 at = max(at, end)
             if at < stop:
                 yield segment._replace(start=at, stop=stop)
+
+
+def _keeps_spans(earlier: RenderedChat, later: RenderedChat) -> bool:
+    """Whether a longer rendering trains the same turns: a template may mark only the last answer."""
+    return all(new.spans or not old.spans for old, new in zip(earlier.turns, later.turns, strict=False))
 
 
 def _lack(chat: _Chat, raised: str) -> str:
