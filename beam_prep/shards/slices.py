@@ -42,11 +42,11 @@ def shard_borders(
     """The borders between flushes, without the end; `receipts` has only the rows of number `split` of `splits`."""
     ends = np.cumsum(receipts.tokens)
     borders: list[Border] = []
-    over: list[int] = []
     flushed = 0
     while (block := int(np.searchsorted(ends, flushed + max_tokens))) < len(receipts):
         goal = flushed + max_tokens
-        row_index = row_indexes.view(block, _later(receipts, ends, goal, max_tokens, over)).row_index
+        size = flushed / len(borders) if borders else max_tokens + ends[-1] / receipts.rows.sum()
+        row_index = row_indexes.view(block, _later(ends, goal, size)).row_index
         here = row_index.domain % splits == split
         until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
         rows = int(np.searchsorted(until, goal)) + 1
@@ -54,18 +54,22 @@ def shard_borders(
         cut = np.bincount(domain, minlength=len(receipts.entry_domain[block]))
         borders.append(Border(block, tuple(cut.tolist())))
         flushed = int(until[rows - 1])
-        over.append(flushed - goal)
     return borders
 
 
-def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
+def _later(ends: Array, goal: int, size: float) -> list[int]:
     """Blocks that probably hold the next borders.
 
     The place of a border depends on all earlier borders: a flush ends at the end of a record, a few tokens after
     `max_tokens`.
+
+    Args:
+        ends: int64 [blocks], tokens up to the end of each block.
+        goal: tokens up to the next border, at least.
+        size: tokens of a flush, about.
     """
-    mean = np.mean(over) if over else ends[-1] / max(1, receipts.rows.sum())
-    blocks = np.searchsorted(ends, goal + np.arange(RowIndexes.borders_ahead) * (max_tokens + mean))
+    goals = goal + np.arange(RowIndexes.borders_ahead) * size
+    blocks = np.searchsorted(ends, goals.astype(np.int64))  # for floats, numpy would convert all `ends`
     found: list[int] = np.unique(blocks[blocks < len(ends)]).tolist()
     return found
 
