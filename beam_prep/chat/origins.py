@@ -317,6 +317,17 @@ def sum_of_markup(*summands: str) -> Safe:
 Field = Callable[[Origin, str, Any], Any]
 
 
+def _noted(compare: Callable[[Any, Any], Any]) -> Any:
+    """A comparison of objects or lists: it compares the texts in them, which may not be wrapped yet."""
+
+    def noting(self: Any, other: Any) -> Any:
+        if other and isinstance(other, dict | list):
+            ASKED.anything()
+        return compare(self, other)
+
+    return noting
+
+
 class Node(dict):  # type: ignore[type-arg]
     """An object of a record. Its values are wrapped when they are read, because most are never read.
 
@@ -331,6 +342,8 @@ class Node(dict):  # type: ignore[type-arg]
     def __init__(self, raw: dict[str, Any], origin: Origin, field: Field | None = None) -> None:
         dict.__init__(self, raw)
         self._raw, self._origin, self._field = raw, origin, field
+
+    __eq__, __ne__ = _noted(dict.__eq__), _noted(dict.__ne__)
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
@@ -360,6 +373,8 @@ class Nodes(list):  # type: ignore[type-arg]
     def __init__(self, raw: list[Any], origin: Origin, values: Iterable[Any]) -> None:
         list.__init__(self, values)
         self._raw, self._origin = raw, origin
+
+    __eq__, __ne__ = _noted(list.__eq__), _noted(list.__ne__)
 
 
 class NotReplayable(BaseException):

@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
@@ -141,9 +141,15 @@ def calling(draw: st.DrawFn) -> dict[str, Any]:
     return {"messages": messages, "tools": [{"type": "function", "function": tool}]}
 
 
+def called_twice(*functions: str) -> dict[str, Any]:
+    calls = [call_of("call_f", name, {}) for name in functions]
+    return {"messages": [say("user", "which?"), {"role": "assistant", "content": "", "tool_calls": calls}]}
+
+
 @pytest.mark.parametrize("written", WRITTEN)
 @settings(max_examples=settings().max_examples // 2)
 @given(st.lists(calling(), min_size=1, max_size=4))
+@example([called_twice("find", "find"), called_twice("find", "add")])
 def test_calls_that_are_replayed_are_what_is_rendered(written: str, chats: list[dict[str, Any]]) -> None:
     template = ChatTemplate(CALLS.replace("WRITE", WRITTEN[written]), TOKENS, CONTROLS)
     for chat in [*chats * 7, *reversed(chats)]:
