@@ -149,8 +149,8 @@ def command(capsys: Capture) -> Command:
             found = int(end.code or 0)
         printed = capsys.readouterr()
         assert found == code, printed.err
-        # What audit finds, and JSON, are output with any exit code.
-        return printed.out if code == 0 or words[0] == "audit" or "--json" in words else printed.err
+        has_findings = code == 1 and ("audit" in words or "--json" in words)
+        return printed.out if code == 0 or has_findings else printed.err
 
     return _command
 
