@@ -343,7 +343,8 @@ class Node(dict):  # type: ignore[type-arg]
         dict.__init__(self, raw)
         self._raw, self._origin, self._field = raw, origin, field
 
-    __eq__, __ne__ = _noted(dict.__eq__), _noted(dict.__ne__)
+    __eq__ = _noted(dict.__eq__)
+    __ne__ = _noted(dict.__ne__)
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
@@ -374,7 +375,8 @@ class Nodes(list):  # type: ignore[type-arg]
         list.__init__(self, values)
         self._raw, self._origin = raw, origin
 
-    __eq__, __ne__ = _noted(list.__eq__), _noted(list.__ne__)
+    __eq__ = _noted(list.__eq__)
+    __ne__ = _noted(list.__ne__)
 
 
 class NotReplayable(BaseException):

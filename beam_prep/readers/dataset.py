@@ -119,7 +119,8 @@ class Dataset(Rows):
         for name in domains or ():
             self._check("domain", name, dict.fromkeys(shard["domain"] for shard in here))
         self._files, self._lease, self._domains, self._split = files, lease, domains, split
-        self._digest, self._seen = digest, set[tuple[int, int, int]]()  # inode, time and size of the manifest's file
+        self._digest = digest
+        self._seen = set[tuple[int, int, int]]()  # inode, time and size of the manifest's file
         self._shards = [shard for shard in here if domains is None or shard["domain"] in domains]
         self._starts = [0, *itertools.accumulate(shard["rows"] for shard in self._shards)]
         self._rows_of: dict[Part, range] = {}

@@ -205,8 +205,8 @@ class Shards:
         for first, last in itertools.pairwise([Border(0), *self._borders, Border(len(receipts))]):
             found = defaultdict(list)
             blocks = slice(first.block, last.block + 1)
-            entries = zip(receipts.entry_domain[blocks].to_lists(), receipts.entry_rows[blocks].to_lists(), strict=True)
-            for block, (codes, stops) in enumerate(entries, first.block):
+            domains, rows = receipts.entry_domain[blocks].to_lists(), receipts.entry_rows[blocks].to_lists()
+            for block, (codes, stops) in enumerate(zip(domains, rows, strict=True), first.block):
                 starts = first.cut if block == first.block and first.cut else (0,) * len(codes)
                 stops = last.cut if block == last.block else stops
                 for place, (code, start, stop) in enumerate(zip(codes, starts, stops, strict=True)):
