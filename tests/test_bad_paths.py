@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,18 +152,6 @@ def test_errors_of_the_system_are_known_from_their_text() -> None:
         assert (found.exit_code, type(found)) == (code, {4: OutputError, 5: StorageError}[code])
     assert of_the_system(RuntimeError("something else 28")) is None
     assert of_the_system(OSError("cannot identify")) is None
-
-
-@pytest.mark.parametrize(
-    ("closed", "words", "code"),
-    [(">&-", "presets", 0), ("<&- >&- 2>&-", "presets", 0), ("2>&-", "verify nothing", 1), (">&-", "nothing", 2)],
-)
-def test_closed_streams_change_neither_the_exit_code_nor_another_stream(closed: str, words: str, code: int) -> None:
-    typed = f'"{sys.executable}" -m beam_prep.cli {words} {closed}'
-    done = subprocess.run(typed, shell=True, capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert "Traceback" not in done.stderr
-    assert ("invalid choice" in done.stderr) == (words == "nothing")
 
 
 # Links

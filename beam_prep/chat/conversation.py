@@ -451,7 +451,7 @@ def kinds_of(
 
 
 def _header(text: str, prompt: str, start: int, tokens: Tokens) -> tuple[int, int]:
-    """The generation prompt before or at the begin of a span, or the part of it that the history has."""
+    """(begin, end) of the generation prompt, or of the part of it that the history has, before or at a span's begin."""
     for size in sorted((token.end() for token in tokens.token.finditer(prompt)), reverse=True):
         part = prompt[:size]
         at = text.rfind(part, 0, start + size)

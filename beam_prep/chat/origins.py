@@ -318,7 +318,7 @@ Field = Callable[[Origin, str, Any], Any]
 
 
 def _noted(compare: Callable[[Any, Any], Any]) -> Any:
-    """A comparison of objects or lists: it compares the texts in them, which may not be wrapped yet."""
+    """Notes that a comparison of objects or lists asks for the texts in them: they may not be wrapped yet."""
 
     def noting(self: Any, other: Any) -> Any:
         if other and isinstance(other, dict | list):

@@ -57,7 +57,7 @@ MAPS = 30_000
 """Most maps of open shards of an output. A column can be one, and Linux allows a process 65,530."""
 
 
-def digest_of(content: bytes) -> bytes:
+def _sha256(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
@@ -504,7 +504,7 @@ class Dataset(Rows):
         try:
             found = path.stat()
             state = found.st_ino, found.st_mtime_ns, found.st_size
-            is_same = state in self._seen or digest_of(path.read_bytes()) == self._digest
+            is_same = state in self._seen or _sha256(path.read_bytes()) == self._digest
         except OSError as error:
             raise FormatError(f"{path}: {error.strerror}: removed, or not on this machine?") from None
         if not is_same:
@@ -763,7 +763,7 @@ def open_dataset(
     lease = None if where == root else ReaderLease(where)
     try:
         content = read_bytes(f"{where}/{MANIFEST}")
-        manifest, digest = load(content, f"{where}/{MANIFEST}"), digest_of(content)
+        manifest, digest = load(content, f"{where}/{MANIFEST}"), _sha256(content)
     except (FileNotFoundError, NotADirectoryError):
         above = [] if is_stored else [each for each in Path(where).parents[:3] if (each / MANIFEST).is_file()]
         if above:

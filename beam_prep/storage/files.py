@@ -185,12 +185,12 @@ def of_tables(files: Iterable[InputFile]) -> list[str]:
             folders.setdefault(folder, file.path)
     found = []
     for folder, path in folders.items():
-        for kind, (log, ending) in _LOGS.items():
+        for kind, (history, ending) in _LOGS.items():
             root, name = os.path.split(folder)
             if kind == "Iceberg" and name != "data":
                 continue
             with suppress(OSError, StorageError):  # to read the files needs no right to list others
-                logs = names_in(join(root if kind == "Iceberg" else folder, log))
+                logs = names_in(join(root if kind == "Iceberg" else folder, history))
                 if any(each.endswith(ending) for each in logs):
                     found.append(f"{path!r} belongs to a table of {kind}, {_REMOVED_ROWS}")
     return found
@@ -201,8 +201,8 @@ def _advice_on_folder(path: str, place: str) -> str:
     if all(os.path.isfile(os.path.join(place, name)) for name in (MANIFEST, RUN)):
         return f"{path!r} is an output of beam_prep, wanted files of records: leave it out of the inputs"
     for below in ("*", "*/*", "*/*/*"):
-        for kind, (log, ending) in _LOGS.items():
-            if glob.glob(f"{below.removesuffix('*')}{log}/*{ending}", root_dir=place):
+        for kind, (history, ending) in _LOGS.items():
+            if glob.glob(f"{below.removesuffix('*')}{history}/*{ending}", root_dir=place):
                 what = f"{path!r} is a table of {kind}" if below == "*" else f"{path!r} holds tables of {kind}"
                 return f"{what}, {_REMOVED_ROWS}"
         found = glob.glob(below, root_dir=place)
