@@ -87,6 +87,15 @@ def test_no_beam_where_none_is_needed() -> None:
     assert {where for _, where, name in imported(WITHOUT_BEAM) if "apache_beam" in name} == set()
 
 
+def test_nothing_of_another_library_is_replaced() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        others = {(each.asname or each.name).partition(".")[0] for node in imports for each in node.names}
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"]
+        assert others.isdisjoint(ast.unparse(call.args[0]).partition(".")[0] for call in calls), path
+
+
 def test_annotations_are_real_where_beam_sees_them() -> None:
     # As strings they become Any: the coders of blocks are bypassed, and every block is pickled.
     paths = [path for room in SEEN_BY_BEAM for path in files(room)]
