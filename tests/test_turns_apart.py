@@ -104,6 +104,27 @@ def test_auto_trains_an_end_token_that_is_written_only_before_another_turn() -> 
     assert TOKENIZER.decode(ids) == f"first{END}second"
 
 
+HEADER_ENDS = (
+    "{%- for m in messages -%}{{ '<|im_start|>' if m.role == 'assistant' else '<|pad|>' }}"
+    "{%- if m.role == 'assistant' and loop.last -%}({{ m.thinking }}){%- endif -%}{{ m.content }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>{%- endif -%}"
+)
+"""As GLM: no token of its own ends an answer, but the header behind it."""
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        (ENDS_BETWEEN, [f"first{END}", "second"]),
+        (ENDS_BETWEEN.replace("<|im_end|>", "{{ '\\n<|im_end|>' }}"), [f"first\n{END}", "second"]),
+        (HEADER_ENDS, ["(hm)first<|pad|>", "(so)second"]),
+    ],
+)
+def test_a_row_ends_with_the_token_that_stops_the_model(template: str, wanted: list[str]) -> None:
+    found = rows([CHAT], "apart", input={**config_of("apart")["input"], "chat_template": template})
+    assert [trained for _, trained in found] == wanted
+
+
 def test_auto_begins_a_row_where_the_template_marks_only_the_last_answer() -> None:
     marked = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
     body = "{% if loop.last %}" + marked + "{% else %}{{ m.content }}<|im_end|>{% endif %}"

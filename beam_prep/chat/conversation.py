@@ -127,24 +127,51 @@ class Conversations:
                 since = made[2]  # its turns are told again: the end of one may be written with the next
             else:
                 if made is not None:
-                    yield self._piece(*made, trained)
+                    yield self._piece(*made, chat, trained)
                 since = first
             made, first = (rendered, part, since), end + 1
             spans = rendered.turns[-1].spans
             begin = rendered.text[: spans[-1][1]] if spans else rendered.text
         assert made is not None
-        yield self._piece(*made, trained)
+        yield self._piece(*made, chat, trained)
 
-    def _piece(self, rendered: RenderedChat, chat: _Chat, first: int, trained: Sequence[int]) -> Piece:
-        """The piece for the messages from `first` on; earlier messages are only in its text."""
+    def _piece(self, rendered: RenderedChat, part: _Chat, first: int, whole: _Chat, trained: Sequence[int]) -> Piece:
+        """The piece for the messages of a part from `first` on; earlier messages are only in its text."""
+        if len(part.messages) < len(whole.messages):
+            rendered = self._ended(rendered, whole.messages[: len(part.messages) + 1], whole.variables)
         text, cut, special = self._chat_format.cut_bos(checked(rendered.text))
         rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         # The last message of a role in this piece may not be the last of the conversation: `trained` decides.
         segments = [
             each._replace(action=TRAIN if each.turn in trained else MASK)
-            for each in self._segments(rendered, chat, -2, cut)
+            for each in self._segments(rendered, part, -2, cut)
         ]
-        return Piece(text, special, segments, roles=chat.roles[first : len(chat.messages)])
+        return Piece(text, special, segments, roles=part.roles[first : len(part.messages)])
+
+    def _ended(self, rendered: RenderedChat, messages: list[Message], variables: dict[str, Any]) -> RenderedChat:
+        """The rendering with the end token of its last turn, if the template writes it only before the next message.
+
+        A token of the next header may be the end (GLM), and the rest of the turn may differ: it is then history.
+
+        Args:
+            rendered: of all messages but the last.
+            messages, variables: the input of the template.
+        """
+        *earlier, turn = rendered.turns
+        tokens, text = self._template.tokens, rendered.text[: turn.spans[-1][1]] if turn.spans else ""
+        if rendered.marked or not text or text.endswith(tokens.texts):
+            return rendered
+        try:
+            longer = self._render(messages, variables)
+        except Reject:
+            return rendered  # the template takes no such message there
+        begin, stop = next(reversed(longer.turns[turn.message].spans), (0, 0))
+        own = [each for each in longer.said if each.index == turn.message]
+        end = longer.text[_end(longer.text, begin, stop, own, tokens) : stop]
+        if not end:
+            return rendered
+        spans = (*turn.spans[:-1], (turn.spans[-1][0], len(text + end)))
+        return rendered._replace(text=text + end, turns=[*earlier, turn._replace(spans=spans)])
 
     def _chat(self, record: Record) -> _Chat | None:
         rules, sections, roles = self._chat_format.rules, self._output.sections, self._roles
@@ -168,13 +195,9 @@ class Conversations:
 
     def _rendered(self, chat: _Chat, first: int = 0) -> RenderedChat:
         """A rendered conversation. Counted, or rejected, are the messages from `first` on: earlier ones are done."""
-        replays = self._chat_format.rules.mask_options is None
-        fields = self._fields
+        replays, fields = self._chat_format.rules.mask_options is None, self._fields
         try:
-            if self._chat_format.plain:
-                rendered = self._template.render_plainly(chat.messages, **chat.variables)
-            else:
-                rendered = self._template.render(chat.messages, replays, **chat.variables)
+            rendered = self._render(chat.messages, chat.variables, replays)
             if self.compares:
                 rendered = self._compared(rendered, chat)
             self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
@@ -206,6 +229,11 @@ class Conversations:
             if count:
                 self.counted[name] = max(self.counted[name], count)  # the largest count of several rows
         return rendered
+
+    def _render(self, messages: list[Message], variables: dict[str, Any], replays: bool = False) -> RenderedChat:
+        if self._chat_format.plain:
+            return self._template.render_plainly(messages, **variables)
+        return self._template.render(messages, replays, **variables)
 
     def _instead(self, role: str, fields: str) -> str:
         name = role.lower().replace("-", "_")
