@@ -18,6 +18,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
@@ -662,20 +663,32 @@ class Turns:
             return self._tokens.whole(text, at, max(at, place.begin + common))
         raise Refused("turn_end", "its end cannot be told: the conversation up to this turn renders it otherwise")
 
-    def _marked(self, index: int) -> Ranges:
-        """The ranges of a message that `{% generation %}` marks; one block may hold the texts of several messages."""
-        place, begin = self.places.get(index), 0
-        found: list[tuple[int, int]] = []
+    @functools.cached_property
+    def _blocks(self) -> Ranges:
+        """What `{% generation %}` marks, in order."""
+        found, begin = [], 0
         for at, what in self._trace.generation:
             if what == GENERATION_BEGINS:
                 begin = at
-                continue
+            else:
+                found.append((begin, at))
+        return tuple(found)
+
+    def _marked(self, index: int) -> Ranges:
+        """The ranges of a message that `{% generation %}` marks; one block may hold the texts of several messages."""
+        place = self.places.get(index)
+        if place is None:
+            return ()
+        found: list[tuple[int, int]] = []
+        first = bisect.bisect_right(self._blocks, min(piece.after for piece in place.pieces), key=itemgetter(1))
+        last = bisect.bisect_left(self._blocks, max(piece.before for piece in place.pieces), key=itemgetter(0))
+        for begin, at in self._blocks[first:last]:
             k = self._first_mark(at)
             current = self.places.get(self._trace.marks[k - 1][1]) if k else place
             if current is not place and (current is None or current.silent):
                 continue  # the block belongs to a message that says nothing
             own = current is place or current is None or not begin <= current.begin <= current.end <= at
-            for piece in place.pieces if place else ():
+            for piece in place.pieces:
                 within = own and piece.after <= begin < at <= piece.before
                 if within or (begin < piece.end and piece.begin < at):
                     found.append((max(begin, piece.after), min(at, piece.before)))
