@@ -372,13 +372,11 @@ class Mixture(View):
         self._row = np.empty(self.samples, np.int64)
         for number, (part, quota) in enumerate(zip(self._parts, self._quotas.tolist(), strict=True)):
             if quota:
-                wanted = np.arange(quota * epoch, quota * (epoch + 1))  # positions in the epochs of the part
-                found = np.empty(quota, np.int64)
-                first, last = (int(wanted[at]) // len(part) for at in (0, -1))
-                for turn in range(first, last + 1):
-                    mine = wanted // len(part) == turn
-                    found[mine] = shuffled(len(part), self._seed, number + 1, turn)[wanted[mine] % len(part)]
-                self._row[self._part == number] = found
+                start, stop = quota * epoch, quota * (epoch + 1)  # positions in the epochs of the part
+                first, last = start // len(part), (stop - 1) // len(part)
+                turns = [shuffled(len(part), self._seed, number + 1, turn) for turn in range(first, last + 1)]
+                skipped = start - first * len(part)
+                self._row[self._part == number] = np.concatenate(turns)[skipped : skipped + quota]
 
     def _read(self, places: Array) -> list[Row]:
         rows: list[Row] = [{}] * len(places)
