@@ -1,10 +1,15 @@
-"""Suggestions for an unknown name: its new name, a similar known name, or our name for what other tools call so."""
+"""Suggestions for an unknown name: its new name, a similar known name, or our name for what other tools call so.
+
+And checks of the settings that Python code gives.
+"""
 
 import difflib
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import fields
+from types import NoneType
+from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
@@ -24,6 +29,23 @@ def counted(count: int, noun: str) -> str:
     ('1 row', '2,000 rows')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def check_words(settings: Any) -> None:
+    """Raises ValueError if a field of a dataclass has a value that its `Literal` does not name."""
+    for field in fields(settings):
+        kinds = get_args(field.type) if get_origin(field.type) is Union else (field.type,)
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        value = getattr(settings, field.name)
+        if words and value not in words and not (value is None and NoneType in kinds):
+            raise ValueError(f"{field.name} is {value!r}, wanted one of {', '.join(words)}")
+
+
+def check_least(least: int, **numbers: Any) -> None:
+    """Raises ValueError if one of the numbers is not whole, or is below `least`."""
+    for name, number in numbers.items():
+        if not isinstance(number, SupportsIndex) or number.__index__() < least:
+            raise ValueError(f"{name} is {number!r}, wanted a whole number, at least {least}")
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:

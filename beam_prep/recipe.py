@@ -20,6 +20,7 @@ from beam_prep.data.block import AnyPath, AnyPaths, InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
+from beam_prep.hints import check_words
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records
 from beam_prep.reading.sources import source_of
@@ -104,6 +105,7 @@ class Prepare(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
+        check_words(self)
         self.config.check_vocabulary(self.tokenizer.max_id)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:

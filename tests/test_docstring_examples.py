@@ -35,7 +35,7 @@ def folder(tmp_path_factory: Folders) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*bp.__all__, "inspect.picture.picture"])
+@pytest.mark.parametrize("name", [*bp.__all__, "inspect.picture.picture", "transforms.steps.BlockStep"])
 def test_the_example_of_a_public_name_gives_what_it_says(name: str, folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(folder)
     names = {"beam": beam, "bp": bp, "np": np}

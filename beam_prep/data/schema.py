@@ -9,6 +9,7 @@ import numpy as np
 
 from beam_prep.data.fim import Fim
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.hints import check_words
 
 IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
@@ -59,6 +60,9 @@ class Section:
     template: Literal["message", "conversation"] | None = None
     add_special_tokens: bool | None = None
 
+    def __post_init__(self) -> None:
+        check_words(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -84,6 +88,9 @@ class Output:
     mask_name: str | None = None
     joint: bool = False
     weights_name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_words(self)
 
     @property
     def has_template(self) -> bool:
@@ -142,6 +149,9 @@ class MaskOptions:
     generation_prompt: Literal["template", "train", "mask"] = "template"
     eos: Literal["train", "mask"] = "train"
 
+    def __post_init__(self) -> None:
+        check_words(self)
+
 
 @dataclass(frozen=True, slots=True)
 class TurnsApart:
@@ -199,6 +209,9 @@ class TextRules:
     turns: TurnsApart | None = None
     not_text: Literal["reject", "drop_parts"] = "reject"
 
+    def __post_init__(self) -> None:
+        check_words(self)
+
 
 ColumnRole = Literal[
     "ids", "mask", "labels", "weights", "token_value", "value", "text", "attention", "position", "lengths",
@@ -232,6 +245,9 @@ class Column:
     role: ColumnRole
     of: str | None = None
     shifted: bool = False
+
+    def __post_init__(self) -> None:
+        check_words(self)
 
     @property
     def of_tokens(self) -> bool:
@@ -272,10 +288,10 @@ def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[
     for column, name in names.items():
         if column not in columns:
             yield column, f"found {column!r}, which is not written; columns here: {', '.join(columns)}"
-        elif name == column:
-            continue
         elif not re.fullmatch(NAME, name):
             yield column, f"found {name!r}; must be a name of letters, digits and '_' that starts with a letter"
+        elif name == column:
+            continue
         elif name.lower() in RESERVED:
             yield column, f"found {name!r}; reserved names: {', '.join(RESERVED)}"
         elif (other := taken.setdefault(name.lower(), column)) != column:

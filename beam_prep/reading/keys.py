@@ -12,7 +12,7 @@ import struct
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -41,9 +41,6 @@ class Keys:
         reject_missing: True: reject records without that field (`no_split_key`); False: they get the digest `NO_KEY`.
         duplicate: the fields that decide whether records are equal; (): records are not compared.
         normalize: how texts are normalised before they are compared: see `normalized`.
-
-    Raises:
-        ValueError: `normalize` is unknown.
     """
 
     split: bool = False
@@ -51,10 +48,6 @@ class Keys:
     reject_missing: bool = True
     duplicate: tuple[str, ...] = ()
     normalize: Normalize = "none"
-
-    def __post_init__(self) -> None:
-        if self.normalize not in get_args(Normalize):
-            raise ValueError(f"normalize is {self.normalize!r}, wanted one of {', '.join(get_args(Normalize))}")
 
 
 def normalized(value: Any, how: Normalize) -> Any:
@@ -161,14 +154,16 @@ def keep_fields(records: Records, fields: Mapping[str, MetadataType]) -> Records
 
     Args:
         records: the records as read.
-        fields: field -> its type.
+        fields: field -> its type. Fields that an earlier step kept stay.
     """
     if records.receipt is not None:
         return records
     lines = len(records.ledger.starts)
-    values: dict[str, Ragged] = {}
-    missing, problems = np.zeros(lines, np.int64), dict[int, str]()
+    had = records.ledger.metadata or Metadata((), {}, np.zeros(lines, np.int64))
+    values, missing, problems = dict(had.values), had.missing.copy(), dict(had.problems)
+    columns = {column.name: column for column in had.columns}
     for name, kind in fields.items():
+        columns[name] = metadata_column(name, kind)
         column = [row.get(name) for row in records.rows]
         found: list[Any] = []
         for line, value in zip(records.line.tolist(), column, strict=True):
@@ -186,9 +181,8 @@ def keep_fields(records: Records, fields: Mapping[str, MetadataType]) -> Records
             numbers = np.zeros(lines, kind)
             numbers[records.line] = np.array(found, kind)
             values[name] = one_each(numbers)
-    columns = tuple(metadata_column(name, kind) for name, kind in fields.items())
     ledger = records.ledger.copy()
-    ledger.metadata = Metadata(columns, values, missing, problems)
+    ledger.metadata = Metadata(tuple(columns.values()), values, missing, problems)
     return replace(records, ledger=ledger)
 
 

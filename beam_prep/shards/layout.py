@@ -11,7 +11,7 @@ written.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import FILE, IGNORE_INDEX, MISSING, NO_LOSS, OFFSET, Column, name_problems, one_each
 from beam_prep.errors import ConfigError
+from beam_prep.hints import check_least, check_words
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards import pack
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
@@ -27,6 +28,7 @@ from beam_prep.tokens.rows import (
     Padding,
     RowsWithoutLoss,
     TruncationMode,
+    check_masked,
     drop_rows_without_loss,
     reject_equal_sides,
     truncate,
@@ -60,8 +62,7 @@ class Chunking:
     keep_rows_without_loss: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size is {self.size}, wanted at least 1")
+        check_least(1, size=self.size)
         if not 0 <= self.stride < self.size:
             raise ValueError(f"stride is {self.stride}, wanted 0 to {self.size - 1}, less than a chunk")
 
@@ -219,8 +220,10 @@ def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: M
     It counts the rows that the ledger marks.
 
     Raises:
-        ValueError: a mask, labels or weights (of a step of the user's) do not have a value for each token.
+        ValueError: a mask, labels or weights (of a step of the user's) do not have a value for each token; or see
+            `check_masked`.
     """
+    check_masked(batch)
     for name, column in batch.schema.items():
         rows, ids = batch[name], batch.columns.get(column.of or "")
         if ids is not None and not _aligned(rows, ids):
@@ -323,13 +326,8 @@ class Layout:
     provenance: bool = False
 
     def __post_init__(self) -> None:
-        kinds = {"packing": pack.Packing, "position_ids": pack.Positions, "truncation_mode": TruncationMode}
-        for name, kind in kinds.items():
-            if (value := getattr(self, name)) not in (known := get_args(kind)):
-                raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
-        for name in ("capacity", "group"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} is {value}, wanted at least 1")
+        check_words(self)
+        check_least(1, capacity=self.capacity, group=self.group)
         if self.padding is not None and self.packing != "none":
             raise ValueError(f"padding is {self.padding} beside packing {self.packing!r}, wanted one of them")
 
@@ -403,8 +401,8 @@ class Layout:
         )
 
     def check_names(self, columns: Sequence[str]) -> None:
-        """Raises ConfigError if `names` has a column that is not in `columns`, or a name that is not allowed."""
-        if problems := list(name_problems(self.names, columns)):
+        """Raises ConfigError if `names` has a column that is not in `columns`, or a column has no name for a file."""
+        if problems := list(name_problems({**dict(zip(columns, columns, strict=True)), **self.names}, columns)):
             raise ConfigError("\n".join(f"names: {column}: {text}" for column, text in problems))
 
     def _name(self, column: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from beam_prep.data.schema import (
     RoleRule,
 )
 from beam_prep.errors import RunError
+from beam_prep.hints import check_least
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, Segments, painted
 
 RowsWithoutLoss = Literal["drop", "keep", "reject"]
@@ -120,6 +121,13 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
     return masked.reject_each(refused) if refused else masked
 
 
+def check_masked(batch: Batch) -> None:
+    """Raises ValueError if an output still waits for its mask: a later mask would be of other tokens, or of none."""
+    for output in batch.outputs:
+        if output.mask_name is not None and output.name in batch.segments:
+            raise ValueError(f"{output.name!r} has no {output.mask_name!r} yet: put BuildMask directly after Tokenize")
+
+
 def trained_tokens(batch: Batch) -> dict[str, Array]:
     """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
     return {
@@ -172,8 +180,9 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
     The models of transformers shift them. Rows of fewer than 2 tokens are rejected (`too_short_to_shift`).
 
     Raises:
-        ValueError: the batch does not have exactly one output of ids with its mask.
+        ValueError: the batch does not have exactly one output of ids with its mask; or see `check_masked`.
     """
+    check_masked(batch)
     output = batch.outputs[0]
     if (
         len(batch.outputs) != 1
@@ -223,7 +232,7 @@ class Padding:
             by itself.
 
     Raises:
-        ValueError: `multiple` is less than 1.
+        ValueError: `multiple` is less than 1, or `pad_id` less than 0.
     """
 
     multiple: int
@@ -231,8 +240,8 @@ class Padding:
     tokens_at_once: ClassVar[int] = 1 << 20
 
     def __post_init__(self) -> None:
-        if self.multiple < 1:
-            raise ValueError(f"multiple is {self.multiple}, wanted at least 1")
+        check_least(1, multiple=self.multiple)
+        check_least(0, pad_id=self.pad_id)
 
     def lengths(self, lengths: Array) -> Array:
         """int64 [rows]: the padded lengths of rows of these lengths."""
@@ -293,8 +302,9 @@ def pad(batch: Batch, multiple: int, pad_id: int) -> Batch:
     """Pads the rows of a block, see `Padding`.
 
     Raises:
-        ValueError: rows of lists or values cannot be padded.
+        ValueError: rows of lists or values cannot be padded; or see `check_masked`.
     """
+    check_masked(batch)
     columns = Padding(multiple, pad_id).rows(batch.columns, batch.schema)
     mask = Column(ATTENTION_MASK, "int32", 1, "attention")
     return batch._with(columns=columns, schema={**batch.schema, ATTENTION_MASK: mask})
@@ -373,9 +383,9 @@ def truncate(
 
     Raises:
         RunError: a sequence is too long, and the mode is `error`.
+        ValueError: see `check_masked`.
     """
-    if mode not in get_args(TruncationMode):
-        raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(get_args(TruncationMode))}")
+    check_masked(batch)
     shorter = _shorter(batch, max_seq_len, mode)
     lost = batch.lengths - shorter.lengths
     cut = lost > 0

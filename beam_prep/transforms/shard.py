@@ -4,6 +4,7 @@ The plan goes from the receipts of blocks to the shards to write: deduplication,
 """
 
 import dataclasses
+import os
 import time
 import uuid
 import zlib
@@ -15,11 +16,12 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from beam_prep.data.block import of_this_run
+from beam_prep.data.block import AnyPath, of_this_run
 from beam_prep.data.ragged import Aligned, Array, changes
 from beam_prep.errors import ConfigError, OutputError, check_planned
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile
+from beam_prep.hints import check_least, check_words
 from beam_prep.progress import report
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Compose, Splits, view_receipt
@@ -384,7 +386,7 @@ class Shard(beam.PTransform):
     69
     """
 
-    output: str
+    output: AnyPath
     max_tokens: int = 100_000_000
     formats: Sequence[str] = ("bin",)
     max_items: int | None = None
@@ -407,7 +409,7 @@ class Shard(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.output = normalise_path(self.output)
+        self.output = normalise_path(os.fspath(self.output))
         self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:
@@ -418,8 +420,10 @@ class Shard(beam.PTransform):
             except ImportError as error:
                 raise ConfigError(f"output.storage_format: {error}") from None
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
-        if self.rows_without_loss not in ("drop", "keep", "reject"):
-            raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
+        check_words(self)
+        least = {"max_tokens": self.max_tokens, "max_items": self.max_items, "keep_versions": self.keep_versions}
+        check_least(1, **{name: number for name, number in least.items() if number is not None})
+        check_least(0, max_reject_chars=self.max_reject_chars)
         dtype, names = {**self.pack.dtype, **self.dtype}, {**self.pack.names, **self.names}
         self.pack = dataclasses.replace(self.pack, dtype=dtype, names=names)
         self.pack.check_names([*self.pack.names])  # the columns are known only with the first block

@@ -26,6 +26,7 @@ from beam_prep.data.hashing import CHUNK
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import DefaultRule, MaskOptions, MetadataType, Output, RoleRule, TextRules
 from beam_prep.errors import ConfigError
+from beam_prep.hints import check_least, check_words
 from beam_prep.reading.adapters import Adapter, adapt_records, filter_by_chars, filter_records, map_records
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
@@ -93,12 +94,13 @@ class BlockStep(beam.PTransform):
     the same step runs without Beam:
 
     >>> from beam_prep.tokens.rows import pad
-    >>>     >>> class PadToEight(BlockStep):
+    >>> from beam_prep.transforms.steps import BlockStep
+    >>> class PadToEight(BlockStep):
     ...     multiple: int = 8
     ...     pad_id: int = 0
     ...     work, gives = pad, bp.Batch
     >>> batch = bp.FromTokens(bp.Output("ids", "ids", (), "mask"), bp.Tokenizer.load("examples/tokenizer")).step()(
-    ...     bp.testing.records([{"ids": [7, 9], "mask": [0, 1]}])
+    ...     bp.testing.records([{"input_ids": [7, 9], "loss_mask": [0, 1]}])
     ... )
     >>> bp.testing.to_rows(PadToEight().step()(batch))[0]["ids"]
     [7, 9, 0, 0, 0, 0, 0, 0]
@@ -117,6 +119,7 @@ class BlockStep(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
+        check_words(self)
         self.check()
 
     def check(self) -> None:
@@ -166,8 +169,6 @@ class Tokenize(BlockStep):
     work, gives = tokenize_with, Batch
 
     def check(self) -> None:
-        if self.backend not in get_args(Backend):
-            raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
         self.chosen, problem = choose(self.tokenizer, self.backend)
         if problem is not None:
             log.info("%s", problem)
@@ -277,7 +278,7 @@ class KeyRecords(BlockStep):
     work, gives = key_records, Records
 
     def settings(self) -> dict[str, Any]:
-        return {"keys": Keys(self.split, self.split_key, self.reject_missing, tuple(self.duplicate), self.normalize)}
+        return {"keys": Keys(self.split, self.split_key, self.reject_missing, _names(self.duplicate), self.normalize)}
 
 
 class CountBadAnswers(BlockStep):
@@ -358,8 +359,6 @@ class Decontaminate(BlockStep):
     work, gives = decontaminate, Records
 
     def check(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode is {self.mode!r}, wanted {' or '.join(get_args(Mode))}")
         if self.ngram < 1:
             raise ValueError(f"ngram is {self.ngram}, wanted 1 word or more")
         self.field, self.fields = (each if each is None else _names(each) for each in (self.field, self.fields))
@@ -511,8 +510,6 @@ class BuildMask(BlockStep):
             wrong = {role: rule for role, rule in self.policy.items() if rule not in get_args(RoleRule)}
             if wrong:
                 raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
-            if self.default not in get_args(DefaultRule):
-                raise ValueError(f"default is {self.default!r}, wanted one of {', '.join(get_args(DefaultRule))}")
             self.policy = rows.RoleMask(dict(self.policy), self.default, self.options)
 
     def settings(self) -> dict[str, Any]:
@@ -542,8 +539,7 @@ class Truncate(BlockStep):
     work, gives = rows.truncate, Batch
 
     def check(self) -> None:
-        if self.max_seq_len < 1:
-            raise ValueError(f"max_seq_len is {self.max_seq_len}, wanted at least 1")
+        check_least(1, max_seq_len=self.max_seq_len)
 
     def settings(self) -> dict[str, Any]:
         eos = self.eos_id.id_of("eos_token") if isinstance(self.eos_id, Tokenizer) else self.eos_id
@@ -662,7 +658,7 @@ class ReadJSONL(beam.PTransform):
     72
     """
 
-    inputs: Sequence[str | InputFile]
+    inputs: AnyPaths | Sequence[InputFile]
     block_bytes: int = BLOCK_BYTES
     token_cache: TokenCache | None = None
     max_line_bytes: int = MAX_LINE_BYTES
@@ -674,12 +670,12 @@ class ReadJSONL(beam.PTransform):
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK} below 2 GiB")
         if not 1 <= self.max_line_bytes < 1 << 31:
             raise ValueError(f"max_line_bytes is {self.max_line_bytes}, wanted 1 or more, below 2 GiB")
-        if not self.inputs or not isinstance(self.inputs[0], InputFile):
+        if isinstance(self.inputs, str | os.PathLike) or not self.inputs or not isinstance(self.inputs[0], InputFile):
             self.inputs = list_inputs(self.inputs)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         # Beam writes this into the graph; its default would name every file.
-        return f"ReadJSONL of {len(self.inputs)} files"
+        return f"ReadJSONL of {len(self.inputs)} files"  # type: ignore[arg-type]
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]

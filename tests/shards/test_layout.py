@@ -189,8 +189,8 @@ def test_a_pad_id_that_its_column_cannot_hold_is_refused() -> None:
     ("wrong", "message"),
     [
         ({"packing": "ffd"}, "packing is 'ffd', wanted one of none, simple, bfd, bfd_split, wrapped"),
-        ({"capacity": 0}, "capacity is 0, wanted at least 1"),
-        ({"group": 0}, "group is 0, wanted at least 1"),
+        ({"capacity": 0}, "capacity is 0, wanted a whole number, at least 1"),
+        ({"group": 0}, "group is 0, wanted a whole number, at least 1"),
         ({"packing": "bfd", "padding": Padding(8, 0)}, "padding is .+ beside packing 'bfd', wanted one of them"),
     ],
 )

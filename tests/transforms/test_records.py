@@ -1,5 +1,6 @@
 """FromRecords: the same output for any order, buckets and blocks, and what it refuses. Transforms that follow on."""
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -141,6 +142,91 @@ def test_a_chat_becomes_padded_ids_and_a_mask() -> None:
     fill = 32 - len(IDS)
     row = {"sequence": IDS + [3] * fill, "loss_mask": TRAINED + [0] * fill}
     assert bp.testing.to_rows(block) == [row | {"attention_mask": [1] * len(IDS) + [0] * fill}]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "message"),
+    [
+        (
+            bp.Truncate,
+            {"max_seq_len": 8, "mode": "keep_begin"},
+            "mode is 'keep_begin', wanted one of keep_start, keep_end, drop, error",
+        ),
+        (bp.Truncate, {"max_seq_len": 8.5}, "max_seq_len is 8.5, wanted a whole number, at least 1"),
+        (bp.Pad, {"multiple": 8, "pad_id": -1}, "pad_id is -1, wanted a whole number, at least 0"),
+        (
+            bp.SplitPrompt,
+            {"rows_without_loss": "skip"},
+            "rows_without_loss is 'skip', wanted one of drop, keep, reject",
+        ),
+        (
+            bp.Prepare,
+            {"config": CONFIG, "tokenizer": TOKENIZER, "check": "none"},
+            "check is 'none', wanted one of sample, full",
+        ),
+        (
+            bp.Section,
+            {"field": "text", "action": "learn"},
+            r"action is 'learn', wanted one of train, mask, \$role, \$last, value",
+        ),
+        (
+            bp.Section,
+            {"field": "text", "action": "train", "template": "chat"},
+            "template is 'chat', wanted one of message, conversation",
+        ),
+        (bp.TextRules, {"eos": "yes"}, "eos is 'yes', wanted one of never, if_missing, always"),
+        (
+            bp.Column,
+            {"name": "w", "dtype": "float32", "depth": 1, "role": "weight"},
+            "role is 'weight', wanted one of ids, mask, labels, weights,",
+        ),
+        (bp.Shard, {"output": "out", "max_tokens": 0}, "max_tokens is 0, wanted a whole number, at least 1"),
+        (bp.Shard, {"output": "out", "max_items": -1}, "max_items is -1, wanted a whole number, at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_a_step_is_made(make: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make(**given)
+
+
+def test_paths_and_single_names_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n')
+    read: Any = bp.ReadJSONL(file)
+    assert [each.path for each in read.inputs] == [str(file)]
+    assert bp.Shard(tmp_path / "out").output == str(tmp_path / "out")
+    assert bp.KeyRecords(duplicate="text").settings()["keys"].duplicate == ("text",)
+
+
+def test_fields_of_two_steps_are_kept() -> None:
+    block: Any = bp.testing.records([{"id": "a", "n": 2}])
+    for fields in (["id", "text"], {"n": "int32"}):
+        block = bp.KeepFields(fields).step()(block)
+    kept = block.ledger.metadata
+    assert [column.name for column in kept.columns] == ["id", "text", "n"] == [*kept.values]
+    assert (bytes(kept.values["id"][0]), kept.values["n"].to_lists(), kept.missing.tolist()) == (b"a", [[2]], [1])
+
+
+def tokenized(output: bp.Output = OUTPUT) -> Any:
+    block = bp.ApplyTemplate([output], TOKENIZER).step()(bp.testing.records([CHAT]))
+    return bp.Tokenize(TOKENIZER).step()(block)
+
+
+@pytest.mark.parametrize("step", [bp.Truncate(4), bp.Pad(32, 3), bp.Labels(), bp.Shift(), None])
+def test_tokens_are_neither_changed_nor_written_before_they_have_their_mask(step: Any) -> None:
+    batch = tokenized()
+    with pytest.raises(ValueError, match=r"^'sequence' has no 'loss_mask' yet: put BuildMask directly after Tokenize$"):
+        bp.Layout().cached(batch, None, "drop") if step is None else step.step()(batch)
+    ids = dataclasses.replace(OUTPUT, mask_name=None)
+    assert bp.testing.to_rows(bp.Truncate(4).step()(tokenized(ids))) == [{"sequence": IDS[:4]}]
+
+
+@pytest.mark.parametrize("name", ["../w", "a b", ""])
+def test_a_column_whose_name_is_no_file_name_is_refused(name: str) -> None:
+    columns = [bp.Column("ids", "int32", 1, "ids"), bp.Column(name, "float32", 1, "value")]
+    with pytest.raises(ConfigError, match=f"found '{name}'; must be a name of letters, digits"):
+        bp.Layout().columns(columns)
+    assert [each.name for each in bp.Layout(names={name: "w"}).columns(columns)] == ["ids", "w"]
 
 
 def said(records: Records) -> list[str]:
