@@ -117,7 +117,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         )
         return _with_causes(problem, plan, config)
     if ledger.lines == ledger.blank:
-        files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
+        files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3]) or "the collection is empty"
         only = f", only {counted(ledger.blank, 'blank line')}" if ledger.blank else ""
         return f"the input has no record{only}: {files}"
     if ledger.kept == 0:

@@ -106,7 +106,7 @@ def test_a_stream_is_refused_by_name() -> None:
 
 
 def test_an_empty_collection_ends_in_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="the input has no record: "):
+    with pytest.raises(RunError, match="the input has no record: the collection is empty; "):
         run(tmp_path / "out", [])
     assert not (tmp_path / "out").exists()
 
