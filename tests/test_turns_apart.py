@@ -73,6 +73,9 @@ SECOND = (f"{U}one{END}{A}first{END}{U}two{END}{A}(so)second{END}", "(so)second<
 @pytest.mark.parametrize("turns", ["apart", "auto"])
 def test_a_row_has_each_turn_with_its_reasoning(turns: str) -> None:
     assert rows([CHAT], turns) == [FIRST, SECOND]
+    config = config_of(turns, mask_options={"reasoning": "drop_history"})  # history of the row, not of the conversation
+    config["input"]["chat_template"] = TEMPLATE.replace(" and loop.index0 > last.user", "")
+    assert rows([CHAT], turns, **config) == [FIRST, SECOND]
 
 
 def test_auto_keeps_turns_together_that_history_does_not_change() -> None:

@@ -90,7 +90,7 @@ class Conversations:
         rule = self._chat_format.rules.turns
         trained = [] if rule is None else self._trained(chat, rule)
         if rule is None or not trained:
-            return [self._together(chat)]
+            return [self._together(self._without_history_reasoning(chat))]
         return [*self._apart(chat, trained, rule.auto)]
 
     def _together(self, chat: _Chat) -> Piece:
@@ -122,6 +122,7 @@ class Conversations:
         made: tuple[RenderedChat, _Chat, int] | None = None  # with the first message that it trains
         for end in ends:
             part = _Chat(chat.messages[: end + 1], chat.variables, chat.actions, chat.roles, None)
+            part = self._without_history_reasoning(part)
             rendered = self._rendered(part, first)
             if made is not None and auto and rendered.text.startswith(begin) and _keeps_spans(made[0], rendered):
                 since = made[2]  # its turns are told again: the end of one may be written with the next
@@ -183,15 +184,21 @@ class Conversations:
         messages = [*chain.from_iterable(lists)]
         if not messages:
             return None
-        if rules.mask_options is not None and rules.mask_options.reasoning == "drop_history":
-            messages, dropped = without_history_reasoning(messages)
-            if dropped:
-                self.counted["reasoning_dropped"] += dropped
         own = {name: guard(value, name) for name, value in variables_of(record).items()}
         variables = {**(rules.template_variables or {}), **own}
         actions = [section.action for section, given in zip(sections, lists, strict=True) for _ in given]
         codes = [roles.setdefault(message["role"], len(roles)) for message in messages]
         return _Chat(messages, variables, actions, codes, _answer_of(sections, messages, actions))
+
+    def _without_history_reasoning(self, chat: _Chat) -> _Chat:
+        """The conversation of a row without what `drop_history` removes."""
+        options = self._chat_format.rules.mask_options
+        if options is None or options.reasoning != "drop_history":
+            return chat
+        messages, dropped = without_history_reasoning(chat.messages)
+        if dropped:
+            self.counted["reasoning_dropped"] = dropped  # the last of several rows has most of the history
+        return chat._replace(messages=messages)
 
     def _rendered(self, chat: _Chat, first: int = 0) -> RenderedChat:
         """A rendered conversation. Counted, or rejected, are the messages from `first` on: earlier ones are done."""

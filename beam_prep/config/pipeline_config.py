@@ -38,7 +38,7 @@ class MaskOptionsConfig(Strict):
     """Which parts of a trained message are trained, for template 'conversation'."""
 
     reasoning: Literal["train", "mask", "drop_history"] = "train"
-    """The reasoning. `drop_history`: removes it from messages before the last question."""
+    """The reasoning. `drop_history`: removes it from messages before the last question of a row."""
     tool_calls: Literal["train", "mask"] = "train"
     """The calls of tools."""
     generation_prompt: Literal["template", "train", "mask"] = "template"

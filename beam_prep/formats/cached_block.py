@@ -30,7 +30,7 @@ from beam_prep.reading.records import Drop, shown
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.tokens.batch import Batch, RoleCounts
 
-CACHE_VERSION = 22
+CACHE_VERSION = 23
 """Raise this with every change of the content of a token cache file: then older blocks are not used again."""
 
 ROWS, ROW_INDEX = ".arrow", ".rows.arrow"
