@@ -362,10 +362,7 @@ class Sample:
         counts, lines = defaultdict[str, Counter[str]](Counter), 0
         of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
         for rows in (part.rows for part in self.parts):
-            ledger, tokens = rows.ledger, rows.lengths
-            one_domain = np.zeros(len(rows), np.int32)
-            found = (rows.line, one_domain, tokens, ledger.status, ledger.outcomes, rows.counters)
-            index = RowIndex(*found, rows.roles.count(rows.line), length=tokens)
+            ledger, index = rows.ledger, RowIndex.of(rows, np.zeros(len(rows), np.int32), rows.lengths, TEXT_LIMIT)
             for each in index.statistics([""], {})["counts"]:
                 kind, what = count_of(each["what"])
                 counts[kind][what] += each["count"]

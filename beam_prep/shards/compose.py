@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
-from beam_prep.shards.receipts import BlockReceipt, Copies, RowIndex, View
+from beam_prep.shards.receipts import DIGEST, BlockReceipt, Copies, RowIndex
 
 
 def rest(shares: Iterable[float | Fraction]) -> Fraction:
@@ -227,7 +227,7 @@ class Arranged(Aligned):
     row: Array
 
 
-def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) -> Arranged:
+def arranged(view: RowIndex, place: Place, seed: int, taken: Mapping[int, Taken]) -> Arranged:
     """The rows of a block with their keys.
 
     Args:
@@ -236,8 +236,8 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
         taken: part -> which of its rows are written, and how often. Other parts are written once, completely.
     """
     count = place.rows
-    line = view.row_index.line[:count].astype(np.int64) + place.first_line
-    local = view.row_index.domain[:count]
+    line = view["line"][:count].astype(np.int64) + place.first_line
+    local = view["domain"][:count]
     part = np.array(place.parts, np.int32)[local]
     of_parts = [taken.get(code, Taken()) for code in place.parts]
     copies = np.array([each.copies for each in of_parts], np.int64)[local]
@@ -311,40 +311,39 @@ def scaled(keys: Array, ranges: Array | int) -> Array:
     return found
 
 
-def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
+def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> RowIndex:
     """The view of a block: its row index without copies, its domains cut by split.
 
     Raises:
         ConfigError: the block has no digests for splits.
     """
-    rank = np.empty(len(row_index.line), np.int64)
-    order = np.argsort(row_index.domain, kind="stable")
-    counts = np.bincount(row_index.domain, minlength=1)
-    rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    number, order = np.empty(len(row_index["line"]), np.int64), np.argsort(row_index["domain"], kind="stable")
+    counts = np.bincount(row_index["domain"], minlength=1)
+    number[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    row_index = row_index.with_rows(number=number)
     if len(copies):
-        kept = ~np.isin(row_index.line, copies.line)
         outcomes, status = list(row_index.outcomes), row_index.status.astype(np.int16)  # one more than uint8 may hold
         if ("dropped", DUPLICATE) not in outcomes:
             outcomes.append(("dropped", DUPLICATE))
         status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
         first = copies.line[:SHOWN]
-        offsets = row_index.offset[np.searchsorted(row_index.line, first)]
+        offsets = row_index["offset"][np.searchsorted(row_index["line"], first)]
         drops = map(Drop, first.tolist(), offsets.tolist(), itertools.repeat(DUPLICATE))
-        rank = rank[kept]
         others = (drop for drop in row_index.shown if drop.line not in copies.line)  # without marked copies
         row_index = row_index.take(
-            kept,
+            ~np.isin(row_index["line"], copies.line),
             status=status,
             outcomes=outcomes,
             roles=row_index.roles.without(copies.line),
             shown=tuple(sorted([*others, *drops], key=lambda drop: drop.line)),
+            copies=copies,
         )
-    if splits is not None:
-        if SPLIT not in row_index.digests:
-            raise ConfigError("Shard has splits, but the blocks have no digests: put KeyRecords(split=True) first")
-        part = row_index.domain * len(splits.names) + splits.codes(row_index.digests[SPLIT])
-        row_index = replace(row_index, domain=part.astype(np.int32))
-    return View(row_index, rank, copies)
+    if splits is None:
+        return row_index
+    if (digests := row_index.rows.get(DIGEST + SPLIT)) is None:
+        raise ConfigError("Shard has splits, but the blocks have no digests: put KeyRecords(split=True) first")
+    part = row_index["domain"] * len(splits.names) + splits.codes(digests)
+    return row_index.with_rows(domain=part.astype(np.int32))
 
 
 def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
@@ -357,7 +356,7 @@ def view_receipt(
     receipt: BlockReceipt, row_index: RowIndex, copies: Copies, file: str, splits: Splits | None
 ) -> BlockReceipt:
     """The statistics of a block's view; `file`: the file of its copies."""
-    seen = view(row_index, copies, splits).row_index
+    seen = view(row_index, copies, splits)
     names = parts_of([domain for domain, _, _ in receipt.domains], splits)
     return receipt.updated(**seen.statistics(names, receipt.counts("made")), copies=os.fsencode(file))
 

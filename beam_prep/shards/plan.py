@@ -31,7 +31,6 @@ from beam_prep.shards.receipts import (
     Receipts,
     RowIndex,
     RowIndexes,
-    View,
 )
 from beam_prep.shards.runs import MergedShards, Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
@@ -192,8 +191,8 @@ def make_plan(
         copies: reads a file of copies, see `STATISTICS`.
     """
 
-    def see(row_index: RowIndex, name: str) -> View:
-        return view(row_index, copies(name), compose.splits) if compose.composes else View(row_index)
+    def see(row_index: RowIndex, name: str) -> RowIndex:
+        return view(row_index, copies(name), compose.splits) if compose.composes else row_index
 
     row_indexes = RowIndexes(fetch, receipts, see)
     seen = first_items(receipts, row_indexes, max_items)
@@ -319,7 +318,7 @@ def _shown(receipts: Receipts, row_indexes: RowIndexes, ledger: LedgerTotals) ->
     blocks = np.unique(np.concatenate(first)).tolist()
     before, found = first_lines(receipts), []
     for place, block in enumerate(blocks):
-        for drop in row_indexes.view(block, blocks[place:]).row_index.shown:
+        for drop in row_indexes.view(block, blocks[place:]).shown:
             which = drop.kind, drop.reason
             if drop.line < receipts.lines[block] and left.get(which):
                 left[which] -= 1

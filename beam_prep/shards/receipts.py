@@ -22,9 +22,9 @@ from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Aligned, Array, Ragged, changes
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
-from beam_prep.reading.records import Drop
+from beam_prep.reading.records import Drop, shown
 from beam_prep.reading.sources import source_of
-from beam_prep.tokens.batch import CUT_TOKENS, RoleCounts
+from beam_prep.tokens.batch import CUT_TOKENS, Batch, RoleCounts
 
 Histogram = tuple[int, ...]
 """Number of lengths in each class of `BORDERS`, without empty classes at the end."""
@@ -441,46 +441,74 @@ def _none() -> Array:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies(Aligned):
+    """The rows of a block that are copies of an earlier record, which is kept.
+
+    Attributes:
+        line: int32 [copies], the line of the copy in its block, ascending.
+        file, start, kept_line, offset: int64 [copies], the place of the record that is kept: its file, the start of its
+            block, and its line and first byte, counted from the first line of that block.
+    """
+
+    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    file: Array = field(default_factory=_none)
+    start: Array = field(default_factory=_none)
+    kept_line: Array = field(default_factory=_none)
+    offset: Array = field(default_factory=_none)
+
+
+COUNTER, DIGEST = "counter:", "digest:"
+"""Prefixes of names in `RowIndex.rows`."""
+
+
+@dataclass(frozen=True, slots=True)
 class RowIndex:
     """The rows and lines of one block. The plan needs them if a shard, or the input, ends within the block.
 
     Attributes:
-        line: int32 [rows], the line of each kept row, ascending.
-        domain: int32 [rows], index into the receipt's domains.
-        tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
+        rows: name -> a value for each kept row. `line`: int32, ascending. `domain`: int32, index into the receipt's
+            domains; in a view the number of the part, domain * splits + split. `tokens`: int64, in a shard, see
+            `Layout.tokens`. `length`: int64, see `Batch.lengths`. `offset`: int64, where the row's line begins, in
+            bytes from the block's first line. `counter:NAME`: int64. `digest:NAME`: see `Ledger.digests`. Only in a
+            view: `number`, int64, the row's number in its domain in the token cache.
         status: uint8 [lines], see `Ledger`; int16 in a view.
         outcomes: the meaning of the codes of `status`.
-        counters: name -> int64 [rows].
         roles: messages and tokens by role.
         shown: the records that a report may quote: the first ones that are dropped, rejected or marked, by line.
-        length: int64 [rows], see `Batch.lengths`.
-        digests: name -> digest of each row, see `Ledger.digests`.
-        offset: int64 [rows], where the line of each row begins, in bytes from the block's first line; only with
-            digests of duplicates.
+        copies: the rows that a view leaves out.
     """
 
-    line: Array
-    domain: Array
-    tokens: Array
+    rows: Mapping[str, Array]
     status: Array
     outcomes: list[tuple[OutcomeKind, str]]
-    counters: dict[str, Array]
-    roles: RoleCounts = field(default_factory=RoleCounts)
-    shown: tuple[Drop, ...] = ()
-    length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    digests: dict[str, Array] = field(default_factory=dict)
-    offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    roles: RoleCounts
+    shown: tuple[Drop, ...]
+    copies: Copies = field(default_factory=Copies)
+
+    @classmethod
+    def of(cls, batch: Batch, domain: Array, tokens: Array, text_limit: int) -> "RowIndex":
+        """The row index of a block. For `domain` and `tokens` see `rows`, for `text_limit` see `shown`."""
+        ledger, line = batch.ledger, batch.line
+        rows = {"line": line, "domain": domain, "tokens": tokens, "length": batch.lengths}
+        rows |= {"offset": ledger.offsets(line)}
+        rows |= {COUNTER + name: counts for name, counts in sorted(batch.counters.items())}
+        rows |= {DIGEST + name: found[line] for name, found in ledger.digests.items()}
+        return cls(rows, ledger.status, ledger.outcomes, batch.roles.count(line), tuple(shown(ledger, text_limit)))
+
+    def __getitem__(self, name: str) -> Array:
+        return self.rows[name]
+
+    def with_rows(self, **values: Array) -> "RowIndex":
+        """The same rows with other values."""
+        return replace(self, rows={**self.rows, **values})
 
     def take(self, rows: slice | Array, **values: Any) -> "RowIndex":
         """The row index of some rows; `values`: other values of fields that are not by row."""
-        by_row = {name: getattr(self, name)[rows] for name in ("line", "domain", "tokens", "length", "offset")}
-        counters = {name: counts[rows] for name, counts in self.counters.items()}
-        digests = {name: found[rows] for name, found in self.digests.items()}
-        return replace(self, **{**by_row, "counters": counters, "digests": digests, **values})
+        return replace(self, rows={name: found[rows] for name, found in self.rows.items()}, **values)
 
     def head(self, rows: int) -> "RowIndex":
         """The row index up to the `rows`-th row. The line of that row is the last line that is read."""
-        last_line = int(self.line[rows - 1])
+        last_line = int(self["line"][rows - 1])
         return self.take(slice(rows), status=self.status[: last_line + 1])
 
     def statistics(self, domains: Sequence[str], made: Mapping[str, int]) -> dict[str, Any]:
@@ -500,56 +528,28 @@ class RowIndex:
             by_role[of_role] = {role: each[place] for role, each in roles.items()}
         counts: dict[str, Mapping[str, int]] = {
             **outcomes,
-            "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
+            "counter": {
+                name.removeprefix(COUNTER): int(found.sum())
+                for name, found in self.rows.items()
+                if name.startswith(COUNTER)
+            },
             "made": made,
             **by_role,
         }
-        rows = np.bincount(self.domain, minlength=len(domains))
-        tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
+        rows = np.bincount(self["domain"], minlength=len(domains))
+        tokens = np.bincount(self["domain"], self["tokens"], len(domains)).astype(np.int64)
         of_domains = zip(domains, rows.tolist(), tokens.tolist(), strict=True)
         return {
             "lines": len(self.status),
             "domains": [dict(zip(("domain", "rows", "tokens"), each, strict=True)) for each in of_domains],
             "counts": counts_list(counts),
-            "kept": histogram(self.length),
-            "uncut": histogram(self.length + self.counters.get(CUT_TOKENS, 0)),
+            "kept": histogram(self["length"]),
+            "uncut": histogram(self["length"] + self.rows.get(COUNTER + CUT_TOKENS, 0)),
         }
 
 
 FetchRowIndexes = Callable[[list[str]], list[RowIndex]]
 """Names of cached blocks -> their row indexes, in the same order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copies(Aligned):
-    """The rows of a block that are copies of an earlier record, which is kept.
-
-    Attributes:
-        line: int32 [copies], the line of the copy in its block, ascending.
-        file, start, kept_line, offset: int64 [copies], the place of the record that is kept: its file, the start of its
-            block, and its line and first byte, counted from the first line of that block.
-    """
-
-    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
-    file: Array = field(default_factory=_none)
-    start: Array = field(default_factory=_none)
-    kept_line: Array = field(default_factory=_none)
-    offset: Array = field(default_factory=_none)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A block's row index as the plan sees it.
-
-    Attributes:
-        row_index: the rows without copies; `domain` is the number of the part: domain * splits + split.
-        row: int64 [rows], the row's number in its domain in the token cache.
-        copies: the rows that are left out.
-    """
-
-    row_index: RowIndex
-    row: Array = field(default_factory=_none)
-    copies: Copies = field(default_factory=Copies)
 
 
 class RowIndexes:
@@ -558,7 +558,7 @@ class RowIndexes:
     Args:
         fetch: reads row indexes.
         receipts: the statistics of all blocks.
-        see: (row index, file of copies) -> the view of a block.
+        see: (row index, file of copies) -> the view of a block: its rows as the plan sees them.
 
     Attributes:
         borders_ahead: for how many borders of shards blocks are fetched at a time.
@@ -572,14 +572,14 @@ class RowIndexes:
         self,
         fetch: FetchRowIndexes,
         receipts: Receipts,
-        see: Callable[[RowIndex, str], View] = lambda found, _: View(found),
+        see: Callable[[RowIndex, str], RowIndex] = lambda found, _: found,
     ) -> None:
         self._fetch = fetch
         self._receipts = receipts
         self._see = see
-        self._found: dict[int, View] = {}
+        self._found: dict[int, RowIndex] = {}
 
-    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
+    def view(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
         """The view of a block. A fetch also brings the blocks `ahead`, up to `most_rows`."""
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))

@@ -32,7 +32,7 @@ def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | No
     block = int(np.searchsorted(kept, max_items))
     rows, last = max_items - int(kept[block] - receipts.rows[block]), receipts.block(block)
     names = [domain for domain, _, _ in last.domains]
-    values = row_indexes.view(block).row_index.head(rows).statistics(names, last.counts("made"))
+    values = row_indexes.view(block).head(rows).statistics(names, last.counts("made"))
     return receipts.until(block, last.updated(**values))
 
 
@@ -46,11 +46,11 @@ def shard_borders(
     while (block := int(np.searchsorted(ends, flushed + max_tokens))) < len(receipts):
         goal = flushed + max_tokens
         size = flushed / len(borders) if borders else max_tokens + ends[-1] / receipts.rows.sum()
-        row_index = row_indexes.view(block, _later(ends, goal, size)).row_index
-        here = row_index.domain % splits == split
-        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
+        row_index = row_indexes.view(block, _later(ends, goal, size))
+        here = row_index["domain"] % splits == split
+        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index["tokens"][here])
         rows = int(np.searchsorted(until, goal)) + 1
-        domain = row_index.domain[here][:rows] // splits
+        domain = row_index["domain"][here][:rows] // splits
         cut = np.bincount(domain, minlength=len(receipts.entry_domain[block]))
         borders.append(Border(block, tuple(cut.tolist())))
         flushed = int(until[rows - 1])

@@ -16,7 +16,7 @@ from beam_prep.formats.arrow import rows_of
 from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, seal_batches
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, scaled, view
 from beam_prep.shards.layout import CUT
-from beam_prep.shards.receipts import Copies, View
+from beam_prep.shards.receipts import COUNTER, Copies, RowIndex
 from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, batches_of
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
@@ -170,10 +170,10 @@ class Arranger:
         views, lost = self.compose.splits is not None or bool(piece.copies), None
         if views or cut:
             seen = self._view(name, piece.copies)
-            here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
-            lost = seen.row_index.counters.get(CUT)
+            here = np.flatnonzero(seen["domain"] == domain)[start:stop]
+            lost = seen.rows.get(COUNTER + CUT)
         if views:
-            rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here])
+            rows = self.token_cache.pick(name, domain // self.compose.split_count, seen["number"][here])
         else:
             rows = self.token_cache.rows(name, domain, start, stop, last)
         return self._placed(rows, piece.file, piece.first_byte), lost[here] if cut and lost is not None else None
@@ -181,7 +181,7 @@ class Arranger:
     def _placed(self, rows: dict[str, Ragged], file: int, first_byte: int) -> Rows:
         return placed(rows, file, first_byte) if self.provenance else rows
 
-    def _view(self, name: str, copies: str) -> View:
+    def _view(self, name: str, copies: str) -> RowIndex:
         (row_index,) = self.token_cache.row_indexes([name])
         return view(row_index, self.scratch.copies(copies), self.compose.splits)
 
@@ -203,10 +203,10 @@ class Arranger:
         counts = RunCounts()
         for place in group.places if group.runs.parts.wanted else ():
             seen, made = self._arranged(place, group.runs, {})
-            counts += RunCounts.sampled(made, seen.row_index.tokens[made.row], group.runs.parts)
+            counts += RunCounts.sampled(made, seen["tokens"][made.row], group.runs.parts)
         return counts
 
-    def _arranged(self, place: Place, runs: Runs, limits: Limits) -> tuple[View, Arranged]:
+    def _arranged(self, place: Place, runs: Runs, limits: Limits) -> tuple[RowIndex, Arranged]:
         assert runs.compose.shuffle is not None
         seen = self._view(place.name, place.copies)
         return seen, arranged(seen, place, runs.compose.shuffle, runs.parts.taken(limits))
@@ -218,7 +218,7 @@ class Arranger:
         for place in group.places:
             seen, made = self._arranged(place, runs, limits)
             found.append(made)
-            tokens.append(seen.row_index.tokens[made.row])
+            tokens.append(seen["tokens"][made.row])
             rows.append(self._all_rows(place, seen, made))
         made = Arranged.concat(found)
         order = np.lexsort((made.key, made.part))
@@ -229,16 +229,16 @@ class Arranger:
         number = scaled(made.key, runs.parts.ranges[made.part])
         return RunCounts.of(made, number, sizes, runs.parts, limits)
 
-    def _all_rows(self, place: Place, seen: View, made: Arranged) -> RunRows:
-        batch = seen.row_index.domain[made.row] // self.compose.split_count
+    def _all_rows(self, place: Place, seen: RowIndex, made: Arranged) -> RunRows:
+        batch = seen["domain"][made.row] // self.compose.split_count
         by_batch = np.argsort(batch, kind="stable")
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
-            rows = self.token_cache.pick(place.name, code, seen.row[made.row[here]])
+            rows = self.token_cache.pick(place.name, code, seen["number"][made.row[here]])
             parts.append(dict(self._placed(rows, place.file, place.first_byte)))
         found = joined(parts, np.argsort(by_batch))
-        cut = seen.row_index.counters.get(CUT)
+        cut = seen.rows.get(COUNTER + CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
         one = np.arange(len(lost) + 1)
         return found | {KEY: Ragged(made.key, one), SAMPLE: Ragged(made.sample, one), LOST: Ragged(lost, one)}

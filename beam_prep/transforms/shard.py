@@ -25,7 +25,7 @@ from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Compose, Splits, view_receipt
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan, make_plan, with_merged
-from beam_prep.shards.receipts import BlockReceipt, Copies, Receipts, pack_receipts, placed
+from beam_prep.shards.receipts import DIGEST, BlockReceipt, Copies, Receipts, pack_receipts, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs
 from beam_prep.shards.slices import RejectsPlan
@@ -65,11 +65,10 @@ def digests(receipt: BlockReceipt, token_cache: TokenCache) -> Iterable[Digests]
     if not receipt.kept:
         return
     (row_index,) = token_cache.row_indexes([receipt["name"]])
-    if DUPLICATE not in row_index.digests:
+    if (found := row_index.rows.get(DIGEST + DUPLICATE)) is None:
         raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
-    count = len(row_index.line)
-    file, start = (np.full(count, number, np.int64) for number in (receipt["file"], receipt["start"]))
-    yield Digests(row_index.digests[DUPLICATE], file, start, row_index.line.astype(np.int64), row_index.offset)
+    file, start = (np.full(len(found), number, np.int64) for number in (receipt["file"], receipt["start"]))
+    yield Digests(found, file, start, row_index["line"].astype(np.int64), row_index["offset"])
 
 
 def by_bucket(batch: list[Digests], buckets: int) -> Iterable[tuple[int, Digests]]:
