@@ -244,7 +244,7 @@ def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
     """Bytes of a block's rows in an output, about: of their values, once for each format."""
     columns = layout.columns(tuple(batch.schema.values()))
     width = {column.name: np.dtype(column.dtype).itemsize for column in columns}
-    rows = layout.rows([({name: batch[name] for name in batch.schema}, None)], columns)
+    rows = layout.rows([{name: batch[name] for name in batch.schema}], columns)
     sizes = (width[name] * len(values.flat) for part, _ in rows for name, values in part.items())
     return len(formats) * sum(sizes)
 

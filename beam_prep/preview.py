@@ -168,7 +168,7 @@ class SampleRows(RowSource):
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         if unpacked.provenance:
             own = placed(own, batch.origin.file, batch.origin.first_byte)
-        columns, _ = next(unpacked.rows([(own, None)], schema))
+        columns, _ = next(unpacked.rows([own], schema))
         count = len(next(iter(columns.values())))
         counters = [f"{name}: {counts[row]:,}" for name, counts in batch.counters.items() if counts[row]]
         what = "row" if unpacked.chunking is None else "chunk"

@@ -498,6 +498,10 @@ class RowIndex:
     def __getitem__(self, name: str) -> Array:
         return self.rows[name]
 
+    def counter(self, name: str) -> Array:
+        """int64: a counter of each row."""
+        return self.rows.get(COUNTER + name, np.zeros(len(self["line"]), np.int64))
+
     def with_rows(self, **values: Array) -> "RowIndex":
         """The same rows with other values."""
         return replace(self, rows={**self.rows, **values})
@@ -544,7 +548,7 @@ class RowIndex:
             "domains": [dict(zip(("domain", "rows", "tokens"), each, strict=True)) for each in of_domains],
             "counts": counts_list(counts),
             "kept": histogram(self["length"]),
-            "uncut": histogram(self["length"] + self.rows.get(COUNTER + CUT_TOKENS, 0)),
+            "uncut": histogram(self["length"] + self.counter(CUT_TOKENS)),
         }
 
 

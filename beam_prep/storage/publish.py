@@ -26,7 +26,7 @@ from beam_prep.formats import FORMATS, FilesOfShard
 from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, ShardReceipt, WrittenFile
 from beam_prep.reading.verdicts import BAD_ANSWERS
-from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
+from beam_prep.shards.layout import ROW_LENGTHS, Layout, Rows, split_rows
 from beam_prep.shards.plan import Dropped, Plan
 from beam_prep.shards.report import ConfigView, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
@@ -219,16 +219,16 @@ def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:
     return {"shards_linked": hows["linked"], "shards_written": hows["written"] + hows["damaged"], **damaged}
 
 
-def _counted(plan: ShardPlan, arranger: Arranger) -> Iterator[tuple[Mapping[str, Ragged], Array | None]]:
+def _counted(plan: ShardPlan, arranger: Arranger) -> Iterator[Rows]:
     """The rows of a shard.
 
     Raises:
         EngineError: their number differs from the plan.
     """
     found = 0
-    for rows, cut in arranger.rows(plan):
+    for rows in arranger.rows(plan):
         found += len(next(iter(rows.values())))
-        yield rows, cut
+        yield rows
     check_planned(f"rows of shard {plan.shard} of {plan.folder}", found, plan.rows)
 
 
@@ -254,9 +254,9 @@ def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
     columns = [asdict(column) for column in schema.values()]
     found = []
     for domain, piece in plan.drawn:
-        rows, _ = arranger.slice(piece)
+        rows = arranger.slice(piece)
         if ROW_LENGTHS.name in rows:
-            rows, _ = split_rows(rows, schema, None)  # the first row of the record is shown
+            rows = split_rows(rows, schema)  # the first row of the record is shown
         whole = {name: _listed(rows[name][0]) for name in rows}
         row = {name: _beginning(values) for name, values in whole.items()}
         found.append({"domain": domain, "columns": columns, "row": row, "cut": row != whole})

@@ -99,7 +99,7 @@ def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
     lines = np.arange(count, dtype=np.int32)
     marks = tuple(Drop(line, 10 * line, "contaminated", kind="marked") for line in range(count))
     zeros = np.zeros(count, np.int64)
-    rows = {"line": lines, "domain": zeros, "tokens": zeros, "length": zeros, "offset": 10 * lines}
+    rows: Any = {"line": lines, "domain": zeros, "tokens": zeros, "length": zeros, "offset": 10 * lines}
     row_index = RowIndex(rows, np.zeros(count, np.uint8), outcomes, RoleCounts(), marks)
     one = np.array([1])
     seen = view(row_index, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None)
