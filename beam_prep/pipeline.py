@@ -104,7 +104,7 @@ class Pipeline:
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = recipe.tokenizer_of(self.config, tokenizer_path)
         self.compose = recipe.compose(self.config, self.inputs)
-        recipe.check_template(self.config, self.tokenizer)
+        recipe.chain(self.config, self.tokenizer)  # raises what its steps raise
         # Read once: the data that is compared must be the data in the facts, even if a file changes meanwhile.
         self._references = recipe.references_of(self.config)
         rejected, longest = self.options.max_reject_chars, self.options.max_line_bytes

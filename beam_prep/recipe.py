@@ -13,7 +13,7 @@ import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.chat.apply import COMPARED
-from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
+from beam_prep.chat.chat_format import TEMPLATE_LIMITS
 from beam_prep.config import PipelineConfig
 from beam_prep.config.combinations import position_ids_mode_of
 from beam_prep.data.block import AnyPath, AnyPaths, InputFile
@@ -104,12 +104,11 @@ class Prepare(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.config.check_vocabulary(self.tokenizer.max_id)
+        self.steps = chain(self.config, self.tokenizer, self.tokenizer_backend, self.check, self.references)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         blocks: Any = records
-        steps = chain(self.config, self.tokenizer, self.tokenizer_backend, self.check, self.references)
-        for transform in steps:
+        for transform in self.steps:
             blocks |= transform
         return blocks
 
@@ -134,6 +133,9 @@ def chain(
         backend: see `Tokenize`.
         check: `sample`: the reference encodes a sample of each block, too; `full`: see `check_in_full`; None: neither.
         references: see `Prepare`.
+
+    Raises:
+        ConfigError, InputError, TokenizerError: a step cannot be made with this tokenizer.
     """
     if config.input.groups is not None:
         if references is None:
@@ -160,6 +162,7 @@ def mask_steps(
     references: IndexSource | None = None,
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, before truncation. For the arguments see `chain`."""
+    config.check_vocabulary(tokenizer.max_id)
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
     domain = [] if given.domain is None else [steps.InDomain(given.domain)]
@@ -327,14 +330,6 @@ class CheckInFull(BlockStep):
     references: IndexSource | None = None
 
     work, gives = check_in_full, Batch
-
-
-def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
-    """Raises what the steps of a config would raise for a tokenizer."""
-    config.check_vocabulary(tokenizer.max_id)
-    for part in config.parts():
-        if not part.input.tokenized:
-            chat_format_of(outputs_of(part), tokenizer, text_rules(part))
 
 
 def text_rules(config: PipelineConfig) -> TextRules:

@@ -489,9 +489,7 @@ def opened(
 ) -> tuple[PipelineConfig, list[InputFile], Tokenizer]:
     """The config, the files of the input and the tokenizer. Raises what a run with these arguments would raise."""
     config = read_config(config)
-    files, tokenizer = inputs_of(config, inputs), load_tokenizer(tokenizer_path)
-    config.check_vocabulary(tokenizer.max_id)
-    return config, files, tokenizer
+    return config, inputs_of(config, inputs), load_tokenizer(tokenizer_path)
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:

@@ -207,9 +207,13 @@ class Arranger:
         seen = self._view(place.name, place.copies)
         return seen, arranged(seen, place, runs.compose.shuffle, runs.parts.taken(limits))
 
-    def write_run(self, group: RunGroup, limits: Limits) -> RunCounts:
-        """Writes a run: the rows of a group of blocks, sorted by part and key. Returns their counts."""
+    def write_run(self, group: RunGroup, samples: RunCounts) -> RunCounts:
+        """Writes a run: the rows of a group of blocks, sorted by part and key. Returns their counts.
+
+        `samples`: what `survey` counted in all runs.
+        """
         runs, found, tokens = group.runs, [], []
+        limits = samples.limits(runs.parts)
         rows: list[RunRows] = []
         for place in group.places:
             seen, made = self._arranged(place, runs, limits)

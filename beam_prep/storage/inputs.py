@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import pickle
+import time
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -69,11 +70,17 @@ def read_split(
 ) -> Iterable[Records]:
     """The blocks of a split. A block that is already in the token cache comes with its block statistics and no rows.
 
+    Each notes how long it took.
+
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
     """
+    started = time.perf_counter()
     for raw, origin in blocks_of(split, block_bytes, max_line_bytes):
-        yield _block(raw, origin, token_cache)
+        block = _block(raw, origin, token_cache)
+        block.spent("ReadJSONL", time.perf_counter() - started)
+        yield block
+        started = time.perf_counter()
 
 
 FIRST_BYTES = 1024 * 1024

@@ -152,12 +152,9 @@ def view_blocks(
         | "Buckets" >> beam.GroupByKey()
         | "Copies" >> beam.FlatMap(find_copies).with_output_types(tuple[BlockKey, Copies])
     )
-    by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, BlockReceipt])
+    by_block = beam.WithKeys(lambda receipt: (receipt["file"], receipt["start"]))
+    by_block = receipts | "ByBlock" >> by_block.with_output_types(tuple[BlockKey, BlockReceipt])
     return {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey() | "View" >> see
-
-
-def _by_block(receipt: BlockReceipt) -> tuple[BlockKey, BlockReceipt]:
-    return (receipt["file"], receipt["start"]), receipt
 
 
 # The plan
@@ -216,11 +213,6 @@ def plan_output(
 # The merges of a shuffle
 
 
-def make_run(group: RunGroup, counts: RunCounts, arranger: Arranger) -> RunCounts:
-    """The blocks of a run -> a file with their rows, sorted; returns its counts."""
-    return arranger.write_run(group, counts.limits(group.runs.parts))
-
-
 def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int]]:
     """The plan -> the merges of the second level, when all runs are written."""
     assert plan.runs is not None
@@ -258,7 +250,7 @@ def merge_shards(
     added = partial(sum, start=RunCounts())
     surveyed = groups | "Survey" >> beam.Map(arranger.survey)
     samples = beam.pvalue.AsSingleton(surveyed | "Samples" >> beam.CombineGlobally(added))
-    made = groups | "Runs" >> beam.Map(make_run, samples, arranger)
+    made = groups | "Runs" >> beam.Map(arranger.write_run, samples)
     counts = beam.pvalue.AsSingleton(made | "Counts" >> beam.CombineGlobally(added))
     merged = beam.pvalue.AsSingleton(
         plans

@@ -8,8 +8,7 @@ import dataclasses
 import logging
 import os
 import pickle
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from time import perf_counter
@@ -631,15 +630,6 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def read(split: Split, block_bytes: int, token_cache: TokenCache | None, max_line_bytes: int) -> Iterable[Records]:
-    """A split -> its blocks: see `read_split`. They note how long they took."""
-    started = time.perf_counter()
-    for block in read_split(split, block_bytes, token_cache, max_line_bytes):
-        block.spent("ReadJSONL", time.perf_counter() - started)
-        yield block
-        started = time.perf_counter()
-
-
 @dataclasses.dataclass(eq=False)
 class ReadJSONL(beam.PTransform):
     """Files -> `Records`: every line exactly once, in blocks that are the same on every runner.
@@ -683,7 +673,7 @@ class ReadJSONL(beam.PTransform):
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]
-        made = beam.FlatMap(read, self.block_bytes, self.token_cache, self.max_line_bytes)
+        made = beam.FlatMap(read_split, self.block_bytes, self.token_cache, self.max_line_bytes)
         return (
             start
             | "Once" >> beam.Impulse()
@@ -729,21 +719,6 @@ def _by_group(records: Records, groups: tuple[tuple[Step, ...], ...]) -> Batch:
         block = step(block)
     made: Batch = block
     return made
-
-
-def _keyed(element: Any, buckets: int) -> tuple[int, bytes]:
-    encoded = encode_record(element)
-    return bucket_of(encoded, buckets), encoded
-
-
-def _blocks(
-    group: tuple[int, Iterable[bytes]], sizes: Mapping[int, int], buckets: int, block_bytes: int
-) -> Iterable[Records]:
-    return blocks(*group, sizes, buckets, block_bytes)  # FlatMapTuple takes no side inputs without defaults
-
-
-def _sized(bucket: int, encoded: bytes) -> tuple[int, int]:
-    return bucket, line_size(encoded)
 
 
 @dataclasses.dataclass(eq=False)
@@ -796,12 +771,14 @@ class FromRecords(beam.PTransform):
         keyed = (
             records
             | "OneWindow" >> beam.WindowInto(GlobalWindows())
-            | "Encode" >> beam.Map(_keyed, self.buckets).with_output_types(tuple[int, bytes])
+            | "Encode" >> beam.Map(encode_record)
+            | "Key" >> beam.WithKeys(bucket_of, self.buckets).with_output_types(tuple[int, bytes])
         )
+        size = beam.MapTuple(lambda bucket, encoded: (bucket, line_size(encoded)))
         sizes = (
             keyed
-            | "Size" >> beam.MapTuple(_sized).with_output_types(tuple[int, int])
+            | "Size" >> size.with_output_types(tuple[int, int])
             | "Sizes" >> beam.CombinePerKey(sum).with_output_types(tuple[int, int])
         )
-        made = beam.FlatMap(_blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes)
+        made = beam.FlatMap(blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes)
         return keyed | "Buckets" >> beam.GroupByKey() | "Blocks" >> made.with_output_types(Records)

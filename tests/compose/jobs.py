@@ -221,7 +221,7 @@ def merged(plan: Plan, arranger: Arranger) -> tuple[Plan, list[ShardPlan]]:
     assert len(groups) == runs.runs
     samples = sum((arranger.survey(group) for group in groups if runs.parts.wanted), RunCounts())
     limits = samples.limits(runs.parts)
-    counts = sum((arranger.write_run(group, limits) for group in groups[::-1]), RunCounts())
+    counts = sum((arranger.write_run(group, samples) for group in groups[::-1]), RunCounts())
     for group, wide in runs.tasks():
         arranger.merge_runs(runs, group, wide)
     shards = MergedShards.of(runs, counts, limits)

@@ -19,7 +19,7 @@ from hypothesis import event, given
 from beam_prep.errors import TokenCacheError
 from beam_prep.shards import compose, runs
 from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuffle_keys
-from beam_prep.shards.runs import cutoff
+from beam_prep.shards.runs import RunCounts, cutoff
 from tests.compose import naive
 from tests.compose.jobs import Blocks, made
 from tests.compose.naive import NO_KEY, Cannot, Job, Naive, Row
@@ -229,7 +229,9 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(kind: str, change: str,
         file.unlink()  # it is mapped
         if change != "gone":
             file.write_bytes(CHANGES[change](data, other))
-    steps: list[Callable[[], object]] = [partial(found.arranger.write_run, group, {}) for group in found.groups]
+    steps: list[Callable[[], object]] = [
+        partial(found.arranger.write_run, group, RunCounts()) for group in found.groups
+    ]
     if kind == "merged":
         steps = [partial(found.rows, shard) for shard in found.shards]
     if kind == "runs":
