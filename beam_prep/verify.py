@@ -317,17 +317,17 @@ def _count_rejects(path: Path, name: str, rejected: Counter[str]) -> Iterator[st
                 yield f"{name}: line {number} is no reject: {line[:60]!r}"
 
 
-def numbers(text: bytes) -> dict[str, Any]:
+def numbers(manifest: Mapping[str, Any], text: bytes) -> dict[str, Any]:
     """A few numbers of an output, for a scheduler.
 
     Args:
-        text: the bytes of its manifest.
+        manifest: its manifest.
+        text: the bytes of the manifest.
 
     Returns:
         `manifest_sha256`; `shards` and `rows`; `tokens` and `trained`, by column; `read`, the number of records that
         were read, and `rejected`, by reason.
     """
-    manifest = manifests.load(text, MANIFEST)
     totals, ledger = manifest["totals"], manifest["ledger"]
     return {
         "manifest_sha256": hashlib.sha256(text).hexdigest(),

@@ -282,7 +282,7 @@ def cut_off(sample: Sample) -> Iterator[Finding]:
     share = hits.tokens / max(1, sample.tokens)
     what = "the run ends at the first of them" if mode == "error" else f"{share:.1%} of all tokens are cut off"
     says = f"{hits.told} with more tokens than {sample.view.limit} ({longest:,}): {what}"
-    mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}'
+    mend = f'"preprocessing": {{"{sample.view.limit}": {_longer(sample)}}}'
     if sample.view.packs:
         mend += ', or "truncation_mode": "chunk"'
     yield from hits.finding("cut_off", says, mend)
@@ -303,17 +303,26 @@ def answers_cut(sample: Sample) -> Iterator[Finding]:
             lost = int((row.mask[:border] if mode == "keep_end" else row.mask[border:]).sum())
             hits.add(row.part, row.line, f"an answer is cut in two, {lost:,} trained tokens are cut off", lost)
     says = f"{sample.view.limit}, {longest:,}, cuts through an answer, which is trained in part, in {hits.told}"
-    mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}, or "truncation_mode": "drop"'
+    mend = f'"preprocessing": {{"{sample.view.limit}": {_longer(sample)}}}, or "truncation_mode": "drop"'
     if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
         yield from hits.finding("answers_cut", says, mend)
 
 
-def _enough(sample: Sample) -> int:
-    """The smallest power of two, above the current length, that cuts off at most a share of `_FEW` of the tokens."""
-    sizes, enough = sample.lengths, 1 << (sample.longest or 1).bit_length()
-    while np.maximum(sizes - enough, 0).sum() > _FEW * sizes.sum():
-        enough *= 2
-    return enough
+def enough(sizes: Array, least: int) -> int:
+    """The length, `least` or twice, four times ... that, which cuts off at most a share of `_FEW` of all tokens.
+
+    Args:
+        sizes: int64, tokens of rows.
+        least: a power of two.
+    """
+    while np.maximum(sizes - least, 0).sum() > _FEW * sizes.sum():
+        least *= 2
+    return least
+
+
+def _longer(sample: Sample) -> int:
+    """What is enough, above the current length."""
+    return enough(sample.lengths, 1 << (sample.longest or 1).bit_length())
 
 
 def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
@@ -338,9 +347,9 @@ def answers_in_part(sample: Sample) -> Iterator[Finding]:
     if given.mask_options is not None or given.mask.get("assistant", given.mask_default) != "train":
         return
     for chat, text, trained in _rendered(sample) if actions == {"$role"} else ():
-        text, trained = _plain(text), _plain(trained)
+        text, trained = squeezed(text), squeezed(trained)
         for place, message in enumerate(chat.messages):
-            said = _plain(text_of(message))
+            said = squeezed(text_of(message))
             if not said or message.get("role") != "assistant" or said not in text:
                 continue
             compared += 1
@@ -351,10 +360,6 @@ def answers_in_part(sample: Sample) -> Iterator[Finding]:
     mend = "{% generation %} in the chat template must hold all that the assistant says, and its end token"
     if hits.count > _FEW * compared:
         yield from hits.finding("answers_in_part", says, mend)
-
-
-def _plain(text: str) -> str:
-    return "".join(text.split())
 
 
 _UNKNOWN = 0.001

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
@@ -259,6 +259,14 @@ OF_RECORDS = ("value", "text", "rows", *METADATA_ROLES)
 
 NO_LOSS = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}
 """Role -> the value of its columns for tokens without loss."""
+
+
+def check_choices(settings: Any) -> None:
+    """Raises ValueError if a field of a dataclass is none of the values of its `Literal`."""
+    for each in fields(settings):
+        value, known = getattr(settings, each.name), get_args(each.type)
+        if get_origin(each.type) is Literal and value not in known:
+            raise ValueError(f"{each.name} is {value!r}, wanted one of {', '.join(known)}")
 
 
 def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -11,13 +11,23 @@ written.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import FILE, IGNORE_INDEX, MISSING, NO_LOSS, OFFSET, Column, name_problems, one_each
+from beam_prep.data.schema import (
+    FILE,
+    IGNORE_INDEX,
+    MISSING,
+    NO_LOSS,
+    OFFSET,
+    Column,
+    check_choices,
+    name_problems,
+    one_each,
+)
 from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards import pack
@@ -320,10 +330,7 @@ class Layout:
     provenance: bool = False
 
     def __post_init__(self) -> None:
-        kinds = {"packing": pack.Packing, "position_ids": pack.Positions, "truncation_mode": TruncationMode}
-        for name, kind in kinds.items():
-            if (value := getattr(self, name)) not in (known := get_args(kind)):
-                raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
+        check_choices(self)
         for name in ("capacity", "group"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {value}, wanted at least 1")

@@ -34,7 +34,6 @@ from beam_prep.shards.receipts import (
 )
 from beam_prep.shards.runs import MergedShards, Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
-    Rejects,
     RejectsPlan,
     ShardPlan,
     Shards,
@@ -43,6 +42,7 @@ from beam_prep.shards.slices import (
     first_items,
     first_lines,
     places_of,
+    rejects,
     shard_borders,
 )
 
@@ -213,7 +213,7 @@ def make_plan(
     shards_of = Counter(part for each in shards for part in each.parts)
     return Plan(
         shards=itertools.chain.from_iterable(shards),
-        rejects=Rejects(seen),
+        rejects=rejects(seen),
         ledger=ledger,
         counters=dict(sorted(seen.counts("counter").items())),
         inputs=receipts.inputs(),

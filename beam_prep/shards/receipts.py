@@ -351,6 +351,11 @@ class Receipts:
         table = pa.concat_tables([self._table.slice(0, block), ends]).combine_chunks()
         return Receipts(table, _lengths(table))
 
+    def names_of(self, blocks: Sequence[int] | Array) -> list[str]:
+        """The names of some blocks."""
+        found: list[str] = self.names.take(pa.array(blocks)).to_pylist()
+        return found
+
     @property
     def distinct(self) -> bool:
         """True if no block occurs twice. Equal bytes are one block of the token cache."""
@@ -592,8 +597,7 @@ class RowIndexes:
             fitting = int(np.searchsorted(sizes, self.most_rows))
             wanted = wanted[: max(1, fitting)]
             new = [each for each in wanted if each not in self._found]
-            names = receipts.names.take(pa.array(new)).to_pylist()
-            found = self._fetch(names)
+            found = self._fetch(receipts.names_of(new))
             self._found = {each: self._found[each] for each in wanted if each in self._found}
             for each, row_index in zip(new, found, strict=True):
                 self._found[each] = self._see(row_index, receipts.copies[each])

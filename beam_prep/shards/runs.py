@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from beam_prep.data.ragged import Array, changes
 from beam_prep.errors import RunError
@@ -269,7 +268,7 @@ def _places(receipts: Receipts, used: Array) -> Iterator[Place]:
     columns = (receipts.file, receipts.first_byte, first_lines(receipts))
     for first in range(0, len(used), 10_000):
         blocks = used[first : first + 10_000]
-        names = receipts.names.take(pa.array(blocks)).to_pylist()
+        names = receipts.names_of(blocks)
         copies = map(receipts.copies.__getitem__, blocks)
         parts = map(tuple, receipts.entry_domain.take(blocks).to_lists())
         where = (column[blocks].tolist() for column in columns)

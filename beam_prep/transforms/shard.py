@@ -17,6 +17,7 @@ from apache_beam.metrics import Metrics
 
 from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Aligned, Array, changes
+from beam_prep.data.schema import check_choices
 from beam_prep.errors import ConfigError, OutputError, check_planned
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile
@@ -409,8 +410,7 @@ class Shard(beam.PTransform):
             except ImportError as error:
                 raise ConfigError(f"output.storage_format: {error}") from None
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
-        if self.rows_without_loss not in ("drop", "keep", "reject"):
-            raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
+        check_choices(self)
         dtype, names = {**self.pack.dtype, **self.dtype}, {**self.pack.names, **self.names}
         self.pack = dataclasses.replace(self.pack, dtype=dtype, names=names)
         self.pack.check_names([*self.pack.names])  # the columns are known only with the first block

@@ -23,7 +23,7 @@ from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.data.block import AnyPaths, Block, InputFile, Split
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.rendered import Rendered
-from beam_prep.data.schema import DefaultRule, MaskOptions, MetadataType, Output, RoleRule, TextRules
+from beam_prep.data.schema import DefaultRule, MaskOptions, MetadataType, Output, RoleRule, TextRules, check_choices
 from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import Adapter, adapt_records, filter_by_chars, filter_records, map_records
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
@@ -116,10 +116,11 @@ class BlockStep(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
+        check_choices(self)
         self.check()
 
     def check(self) -> None:
-        """Raises ValueError if a setting is wrong."""
+        """Raises ValueError if a setting is wrong, apart from choices."""
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the function, apart from the block."""
@@ -165,8 +166,6 @@ class Tokenize(BlockStep):
     work, gives = tokenize_with, Batch
 
     def check(self) -> None:
-        if self.backend not in get_args(Backend):
-            raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
         self.chosen, problem = choose(self.tokenizer, self.backend)
         if problem is not None:
             log.info("%s", problem)
@@ -357,8 +356,6 @@ class Decontaminate(BlockStep):
     work, gives = decontaminate, Records
 
     def check(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode is {self.mode!r}, wanted {' or '.join(get_args(Mode))}")
         if self.ngram < 1:
             raise ValueError(f"ngram is {self.ngram}, wanted 1 word or more")
         self.field, self.fields = (each if each is None else _names(each) for each in (self.field, self.fields))
@@ -510,8 +507,6 @@ class BuildMask(BlockStep):
             wrong = {role: rule for role, rule in self.policy.items() if rule not in get_args(RoleRule)}
             if wrong:
                 raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
-            if self.default not in get_args(DefaultRule):
-                raise ValueError(f"default is {self.default!r}, wanted one of {', '.join(get_args(DefaultRule))}")
             self.policy = rows.RoleMask(dict(self.policy), self.default, self.options)
 
     def settings(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_a_marked_record_that_is_dropped_later_is_not_listed_as_kept() -> None:
     ("step", "options", "message"),
     [
         (bp.Decontaminate, {"against": REFERENCES, "ngram": 0}, "ngram is 0, wanted 1 word or more"),
-        (bp.Decontaminate, {"against": REFERENCES, "mode": "keep"}, "mode is 'keep', wanted drop or mark"),
+        (bp.Decontaminate, {"against": REFERENCES, "mode": "keep"}, "mode is 'keep', wanted one of drop, mark"),
         (bp.KeepFields, {"fields": {"id": "int8"}}, r"field 'id' has type 'int8', wanted one of string, int32"),
     ],
 )

@@ -16,9 +16,9 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
 from beam_prep.reading.records import REJECTS_SHOWN
 from beam_prep.shards import plan as plan_module
+from beam_prep.shards import slices
 from beam_prep.shards.plan import Plan, make_plan
 from beam_prep.shards.receipts import BlockReceipt, Receipts, RowIndexes, histogram, pack_receipts, placed
-from beam_prep.shards.slices import Rejects
 from tests.compose.jobs import COLUMNS, CUT, LINE_BYTES, Blocks, Files, outcome_of
 from tests.compose.naive import Row
 from tests.compose.test_naive import CUTS, inputs
@@ -99,7 +99,7 @@ def test_the_plan_is_what_a_sequential_program_does(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(RowIndexes, "borders_ahead", prefetch[0])
         patch.setattr(RowIndexes, "most_rows", prefetch[1])
-        patch.setattr(Rejects, "most", rejects_per_file)
+        patch.setattr(slices, "REJECTS", rejects_per_file)
         patch.setattr(plan_module, "SHOWN", DROPS)
         blocks = Blocks(files, Path(folder), cuts)
         plan = plan_of(blocks, max_tokens, max_items)
