@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from beam_prep.data.hashing import GOLDEN, mixed
 from beam_prep.data.ragged import Aligned, Array
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
@@ -56,7 +57,7 @@ class Splits:
         Args:
             digests: uint64 [rows], see `Ledger.digests`.
         """
-        hashes = mixed(digests ^ np.uint64(mixed_number(self.seed)))
+        hashes = hashed(digests ^ np.uint64(mixed_number(self.seed)))
         # Exact borders: a float near 2^64 is off by thousands.
         until = itertools.accumulate(Fraction(str(share)) for share in self.shares[:-1])
         most = (1 << 64) - 1
@@ -256,25 +257,19 @@ def arranged(view: RowIndex, place: Place, seed: int, taken: Mapping[int, Taken]
 # The order of rows
 
 _MASK = (1 << 64) - 1
-_STEP = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _SAMPLE = 0xD1B54A32D192ED03
 
 
-def mixed(values: Array) -> Array:
-    """uint64 [n]: hashes of the values (splitmix64). Different values have different hashes."""
-    found = values.astype(np.uint64) + np.uint64(_STEP)
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(_FIRST)
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(_SECOND)
-    mixed_values: Array = found ^ (found >> np.uint64(31))
-    return mixed_values
+def hashed(values: Array) -> Array:
+    """uint64 [n]: hashes of the values. Different values have different hashes."""
+    return mixed(values.astype(np.uint64) + np.uint64(GOLDEN))
 
 
 def mixed_number(*values: int) -> int:
     """A 64-bit hash of several numbers."""
     found = 0
     for value in values:
-        found = int(mixed(np.array([(found ^ value) & _MASK], np.uint64))[0])
+        found = int(hashed(np.array([(found ^ value) & _MASK], np.uint64))[0])
     return found
 
 
@@ -288,12 +283,12 @@ def shuffle_keys(seed: int, file: int, lines: Array, copy: int = 0) -> Array:
         copy: the number of the copy, for a row that is written several times.
     """
     first, second = (np.uint64(mixed_number(seed, file, copy, part)) for part in (1, 2))
-    return mixed(mixed(lines.astype(np.uint64) + first) ^ second)
+    return hashed(hashed(lines.astype(np.uint64) + first) ^ second)
 
 
 def sample_keys(keys: Array) -> Array:
     """uint64 [rows], from 1: rows are drawn for a mix by rising sample key. It is a hash of the shuffle key."""
-    found: Array = np.maximum(mixed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
+    found: Array = np.maximum(hashed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
     return found
 
 
