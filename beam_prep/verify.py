@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, ranges
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, ShardReader, joined
@@ -297,15 +297,12 @@ def _parts(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[str,
     Raises:
         FormatError: a row is damaged.
     """
-    ends, start = offsets_of(reader.sizes()), 0
-    while start < len(reader):
-        stop = max(start + 1, int(np.searchsorted(ends, ends[start] + VALUES_AT_ONCE, "right")) - 1)
+    for part in ranges(reader.sizes(), VALUES_AT_ONCE):
         if isinstance(reader, FlatReader):  # its columns are arrays
-            yield reader.rows(start, stop)
+            yield reader.rows(part.start, part.stop)
         else:
-            rows = [reader.row(number) for number in range(start, stop)]
+            rows = [reader.row(number) for number in range(part.start, part.stop)]
             yield {each.name: joined([row[each.name] for row in rows], each.dtype, each.levels) for each in columns}
-        start = stop
 
 
 def _count_rejects(path: Path, name: str, rejected: Counter[str]) -> Iterator[str]:

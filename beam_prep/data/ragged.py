@@ -21,6 +21,21 @@ def offsets_of(lengths: npt.ArrayLike) -> Array:
     return offsets
 
 
+def ranges(sizes: Array, most: int, rows: int = 1 << 62) -> Iterator[slice]:
+    """Consecutive rows of at most `most` in size, and at most `rows` of them; a larger row is alone.
+
+    Args:
+        sizes: int64 [n], the size of each row.
+        most, rows: see above.
+    """
+    ends, start = offsets_of(sizes), 0
+    while start < len(sizes):
+        fitting = int(np.searchsorted(ends, ends[start] + most, "right")) - 1
+        stop = min(max(fitting, start + 1), start + rows)
+        yield slice(start, stop)
+        start = stop
+
+
 def changes(*columns: Array) -> Array:
     """int64 [groups]: the first row of each group of neighbours that are equal in all columns.
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from beam_prep.data.block import step
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, offsets_of, ranges
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.data.schema import (
     IGNORE_INDEX,
@@ -279,13 +279,8 @@ class Padding:
 
     def in_parts(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> Iterator[dict[str, Ragged]]:
         """`rows` in parts of `tokens_at_once`: padded short rows take a hundred times their memory."""
-        ends = offsets_of(self.lengths(next(iter(columns.values())).lengths))
-        start, count = 0, len(ends) - 1
-        while start < count:
-            fitting = int(np.searchsorted(ends, ends[start] + self.tokens_at_once, "right")) - 1
-            stop = max(fitting, start + 1)
-            yield self.rows({name: rows[start:stop] for name, rows in columns.items()}, schema)
-            start = stop
+        for part in ranges(self.lengths(next(iter(columns.values())).lengths), self.tokens_at_once):
+            yield self.rows({name: rows[part] for name, rows in columns.items()}, schema)
 
 
 @step
