@@ -1,6 +1,7 @@
 """Looks at a few records of an input before a run: warns of mistakes, chooses the encoder, estimates disk space."""
 
 import functools
+import itertools
 import json
 import logging
 import os
@@ -200,10 +201,8 @@ class FirstRecords:
 
     def _groups(self) -> list[tuple[PipelineConfig, list[InputFile]]]:
         """The config of each group, and its files."""
-        files: dict[int, list[InputFile]] = {}
-        for file in self.inputs:
-            files.setdefault(file.group or 0, []).append(file)
-        return [(part, files[group]) for group, part in enumerate(self.config.parts())]
+        groups = itertools.groupby(self.inputs, lambda file: file.group)
+        return [(part, [*files]) for part, (_, files) in zip(self.config.parts(), groups, strict=True)]
 
 
 def _texts(block: Rendered) -> list[str]:
