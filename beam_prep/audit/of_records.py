@@ -15,6 +15,7 @@ from beam_prep.chat.messages import has_words
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import ADVICE
 from beam_prep.hints import counted
+from beam_prep.reading.decontaminate import texts_in
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Conversation, Example, Part, Sample, text_of
@@ -180,7 +181,7 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
     known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
     for part, line, record in sample.originals():
-        texts = {name: texts_in(record[name]) for name in record if name.lower() in known and name not in read}
+        texts = {name: [*texts_in(record[name])] for name in record if name.lower() in known and name not in read}
         told = squeezed("\n".join(text for name in read for text in texts_in(record.get(name))))
         for name, own in texts.items():
             if all(squeezed(text) in told or text in ("on", "off") for text in own):
@@ -196,13 +197,6 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         elif sample.conversations:  # a section of text cannot stand beside them
             mend = 'put it into messages ({"role": "system", "content": ...}; "reasoning_content"), or take it out'
         yield from hits.finding("field_not_read", says, mend, _RARE)
-
-
-def texts_in(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for each in values for text in texts_in(each)]
 
 
 def squeezed(text: str) -> str:
@@ -251,7 +245,7 @@ def empty_turns(sample: Sample) -> Iterator[Finding]:
         role = message.get("role")
         content = message.get("content")
         said = not isinstance(content, str | list | None) or has_words(content) or any(map(message.get, SAID[1:]))
-        said = said or ("content" not in message and len(texts_in(message)) > 1)
+        said = said or ("content" not in message and any(texts_in(message)))
         if isinstance(role, str) and role not in ("system", "tool", "function") and not said:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({role}) is empty")
             roles[role] += 1

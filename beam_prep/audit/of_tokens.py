@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit.of_records import SAID, Finding, Hits, messages_of, squeezed, texts_in
+from beam_prep.audit.of_records import SAID, Finding, Hits, messages_of, squeezed
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.chat.messages import holds_objects
 from beam_prep.data.ragged import Array
 from beam_prep.reading.adapters import template_kwargs
+from beam_prep.reading.decontaminate import texts_in
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards import report
