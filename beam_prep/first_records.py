@@ -26,11 +26,10 @@ from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.source import split_name
 from beam_prep.reading.verdicts import verdicts, warning_of
-from beam_prep.runners import plain_size
 from beam_prep.sample import Sample, draw, prepare, sample_of, with_roles_of_others
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.report import ConfigView
-from beam_prep.storage.files import of_tables, total_size
+from beam_prep.storage.files import of_tables, plain_size, total_size
 from beam_prep.storage.inputs import advice_on, check_heads, first_records
 from beam_prep.storage.output import Staging
 from beam_prep.storage.publish import EarlierOutput

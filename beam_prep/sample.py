@@ -16,6 +16,7 @@ import numpy as np
 
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.environment import asks_for_date
+from beam_prep.chat.messages import text_of_part
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import ALIVE, AnyPath, InputFile, Ledger, drawn
@@ -26,12 +27,12 @@ from beam_prep.data.schema import Output
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.hints import counted, listed, shortened
 from beam_prep.reading.records import Record, Records
-from beam_prep.reading.sources import source_of
 from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, shown_in
 from beam_prep.shards.receipts import ROLE_COUNTS, RowIndex, count_of
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
+from beam_prep.storage.files import plain_size
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
 from beam_prep.tokens.batch import Batch, with_roles, without_roles
@@ -44,7 +45,6 @@ _PLACES = 128  # places that are read, and most files: neighbouring records are 
 _OF_A_PLACE = 4  # more places for more records than this from each
 _PLACES_BYTES = 2  # at places, at most this many times the sample's bytes are read
 _STREAM_BYTES = 8  # of all compressed files, at most this many times the sample's bytes are read
-_UNPACKED = 4  # bytes of content for each byte of a compressed file, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     """
     places = max(1, min(_PLACES_BYTES * size // CHUNK, max(_PLACES, count // _OF_A_PLACE)))
     chosen = drawn(len(files), min(_PLACES, places), first=True).tolist()
-    contents = {index: _content(files[index]) for index in chosen}
+    contents = {index: plain_size([files[index]]) for index in chosen}
     total, streams = max(1, sum(contents.values())), sum(is_stream(files[index]) for index in chosen)
     found, unread = list[tuple[Records, float]](), list[str]()
     complete = len(chosen) == len(files)
@@ -138,11 +138,6 @@ def _taken(blocks: Sequence[Records], stands_for: Array, count: int) -> Iterator
         for line in left_out.tolist():
             ledger.messages.pop(line, None)
         yield block.keep(np.flatnonzero(ledger.status[block.line] == ALIVE), ledger)
-
-
-def _content(file: InputFile) -> int:
-    """Bytes of content of a file, about."""
-    return file.size * (_UNPACKED if file.compression is not None or source_of(file.path).is_packed else 1)
 
 
 def filled(ledger: Ledger) -> Array:
@@ -567,7 +562,4 @@ _asks = functools.lru_cache(maxsize=8)(asks_for_date)
 def text_of(message: Mapping[str, Any]) -> str:
     """The text of a message; the texts of its parts joined."""
     content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        return "".join(part for part in parts if isinstance(part, str))
-    return content if isinstance(content, str) else ""
+    return "".join(map(text_of_part, content if isinstance(content, list) else [content]))

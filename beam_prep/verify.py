@@ -162,8 +162,7 @@ def documents_add_up(rows: Rows) -> Iterator[Wrong]:
 def _values(rows: Ragged, wrong: Array, text: str) -> Wrong:
     """The rows with wrong values, and the first of each; `wrong`: bool, for each innermost value of `rows`."""
     places = np.flatnonzero(wrong)
-    borders = rows.values.offsets[rows.offsets] if isinstance(rows.values, Ragged) else rows.offsets
-    numbers, first = np.unique(np.searchsorted(borders, places, "right") - 1, return_index=True)
+    numbers, first = np.unique(np.searchsorted(rows.flat_offsets, places, "right") - 1, return_index=True)
     return Wrong(numbers, text, (rows.flat[places[first]],))
 
 

@@ -13,6 +13,10 @@ from beam_prep.errors import RunError
 Array = npt.NDArray[Any]
 
 
+def no_numbers() -> Array:
+    return np.zeros(0, np.int64)
+
+
 def offsets_of(lengths: npt.ArrayLike) -> Array:
     """Row lengths [n] -> row borders int64 [n + 1], from 0 on."""
     lengths = np.asarray(lengths, dtype=np.int64)

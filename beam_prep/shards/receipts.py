@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from beam_prep.data.block import Origin, OutcomeKind
 from beam_prep.data.hashing import Node, tree_digest
-from beam_prep.data.ragged import Aligned, Array, Ragged, changes
+from beam_prep.data.ragged import Aligned, Array, Ragged, changes, no_numbers
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
 from beam_prep.reading.records import Drop, shown
@@ -441,10 +441,6 @@ def _ragged(rows: pa.ListArray, field: str) -> Ragged:
     return Ragged.from_lengths(values.to_numpy(), rows.value_lengths().to_numpy())
 
 
-def _none() -> Array:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Copies(Aligned):
     """The rows of a block that are copies of an earlier record, which is kept.
@@ -456,10 +452,10 @@ class Copies(Aligned):
     """
 
     line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
-    file: Array = field(default_factory=_none)
-    start: Array = field(default_factory=_none)
-    kept_line: Array = field(default_factory=_none)
-    offset: Array = field(default_factory=_none)
+    file: Array = field(default_factory=no_numbers)
+    start: Array = field(default_factory=no_numbers)
+    kept_line: Array = field(default_factory=no_numbers)
+    offset: Array = field(default_factory=no_numbers)
 
 
 COUNTER, DIGEST = "counter:", "digest:"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from beam_prep.data.block import Block, step
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, no_numbers, offsets_of
 from beam_prep.data.rendered import UNSET
 from beam_prep.data.schema import PROMPT_COMPLETION, Column, Output
 
@@ -95,10 +95,6 @@ class Segments:
         return np.asarray((self.turn == last[group]) & (self.role != UNSET))
 
 
-def _none() -> Array:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Roles:
     """The messages of a block, and the role of each of its tokens.
@@ -113,8 +109,8 @@ class Roles:
     """
 
     names: tuple[str, ...] = ()
-    line: Array = field(default_factory=_none)
-    role: Array = field(default_factory=_none)
+    line: Array = field(default_factory=no_numbers)
+    role: Array = field(default_factory=no_numbers)
     tokens: Mapping[str, Ragged] = field(default_factory=dict)
 
     def with_messages(self, names: tuple[str, ...], line: Array, messages: Ragged) -> "Roles":
@@ -205,8 +201,8 @@ class RoleCounts:
     """
 
     names: tuple[str, ...] = ()
-    line: Array = field(default_factory=_none)
-    role: Array = field(default_factory=_none)
+    line: Array = field(default_factory=no_numbers)
+    role: Array = field(default_factory=no_numbers)
     counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
 
     def without(self, lines: Array) -> "RoleCounts":
