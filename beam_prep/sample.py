@@ -262,7 +262,13 @@ class Sample:
                 step = step.model_copy(update={"truncation_mode": "keep_start"})
             given = given.model_copy(update={"date": _date(config, tokenizer)})
             running = config.model_copy(update={"input": given, "preprocessing": step})
-        steps = functools.cache(functools.partial(_steps, running, tokenizer))
+
+        @functools.cache
+        def steps(group: int | None) -> tuple[Sequence[BlockStep], Sequence[BlockStep]]:
+            # Without the check by sample: these blocks are so small that it would render every record three times.
+            own = running.part(group)
+            return mask_steps(own, tokenizer), row_steps(own, tokenizer)
+
         packing, eos_id = layout(running, tokenizer), tokenizer.id_of("eos_token")
         parts = []
         for number, records in enumerate(drawn.blocks):
@@ -497,19 +503,8 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
     return without_roles(part.rows)
 
 
-def _steps(
-    config: PipelineConfig, tokenizer: Tokenizer, group: int | None
-) -> tuple[Sequence[BlockStep], Sequence[BlockStep]]:
-    """(steps up to masks, steps after them) for records of a group of inputs.
-
-    Without the check by sample: these blocks are so small that it would render every record three times.
-    """
-    own = config.part(group)
-    return mask_steps(own, tokenizer), row_steps(own, tokenizer)
-
-
 def _part(number: int, records: Records, before: Sequence[BlockStep], after: Sequence[BlockStep]) -> Part:
-    """A block after each step; its rows are not yet as a run caches them. For the steps see `_steps`."""
+    """A block after each step, up to the masks and behind them; its rows are not yet as a run caches them."""
     block: Any = records
     read, rendered, tokenized = records, None, None
     for step in before:

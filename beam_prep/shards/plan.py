@@ -169,16 +169,13 @@ class Plan:
         return [each for each in self.shown if each.found.kind == kind]
 
 
-_NO_COMPOSE = Compose()
-
-
 def make_plan(
     receipts: Receipts,
     fetch: FetchRowIndexes,
     max_tokens: int,
-    max_items: int | None = None,
-    compose: Compose = _NO_COMPOSE,
-    copies: Callable[[str], Copies] = lambda name: Copies(),
+    max_items: int | None,
+    compose: Compose,
+    copies: Callable[[str], Copies],
 ) -> Plan:
     """Decides everything that depends on more than one block.
 

@@ -188,9 +188,9 @@ class Runs:
     facts: str
 
     @property
-    def levels(self) -> int:
-        """How many times rows are merged: 1 or 2."""
-        return 2 if (self.width > 1).any() else 1
+    def merges_twice(self) -> bool:
+        """True if there is a second level."""
+        return bool((self.width > 1).any())
 
     @property
     def merged(self) -> int:
@@ -200,19 +200,15 @@ class Runs:
     def tasks(self) -> Iterator[tuple[int, int]]:
         """The tasks of the second level: (group of runs, wide range of keys)."""
         wide = int((-(-self.bins // self.width)).max(initial=0))
-        for group in range(self.merged if self.levels == 2 else 0):
+        for group in range(self.merged if self.merges_twice else 0):
             yield from ((group, each) for each in range(wide))
 
     def merge(self, part: int, number: int, most: int) -> Merge:
         """The merge that makes a shard; `number`: its range of keys. For `most` see `Merge`."""
-        bins = int(self.bins[part] // self.parts.ranges[part])
-        if self.levels == 1:
-            files, width = self.runs, 0
-        else:
-            files, width = self.merged, int(self.width[part])
-        first = number * bins
         every = int(self.bins[part])
-        return Merge(self.facts, files, width, part, first, first + bins, every, most)
+        bins = every // int(self.parts.ranges[part])
+        files, width = (self.merged, int(self.width[part])) if self.merges_twice else (self.runs, 0)
+        return Merge(self.facts, files, width, part, number * bins, (number + 1) * bins, every, most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,8 +358,7 @@ class Decontaminate(BlockStep):
         self.field, self.fields = (each if each is None else _names(each) for each in (self.field, self.fields))
         self._index: Any = self.against
         if isinstance(self.against, str | os.PathLike | Sequence):
-            paths = [self.against] if isinstance(self.against, str | os.PathLike) else self.against
-            self._index = read_references([os.fspath(path) for path in paths], self.field, self.ngram).index
+            self._index = read_references(self.against, self.field, self.ngram).index
 
     def settings(self) -> dict[str, Any]:
         return {"references": self._index, "fields": self.fields, "mode": self.mode}
