@@ -16,7 +16,7 @@ from beam_prep.reading.decontaminate import texts_in
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards import report
-from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
+from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name, near_role
 from beam_prep.tokens.rows import NEAR, RoleMask, endless_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -131,9 +131,8 @@ def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
         if isinstance(role, str) and role not in (view.mask or ()) and not is_usual(role, view):
             hits = found.setdefault(role, Hits(sample, "messages"))
             hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text}", sample.tokens_in(text))
-    known = [*OFTEN_MASKED, "assistant"]
     for role, hits in sorted(found.items(), key=lambda entry: -entry[1].tokens)[:8]:
-        near = None if role in known else near_name(role, dict.fromkeys([*known, *(view.mask or ())]))
+        near = near_role(role, view)
         done, other = ("trained", "mask") if view.mask_default == "train" else ("not trained", "train")
         says = f"`mask` does not name the role {role!r}, of {hits.told}: {done}"
         says += f"; did you mean {near!r}?" if near else ""

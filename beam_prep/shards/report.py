@@ -255,14 +255,19 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     for role, counts in _by_messages(roles):
         if role in config.mask or is_usual(role, config):
             continue
-        known = [*OFTEN_MASKED, "assistant"]
-        near = None if role in known else near_name(role, dict.fromkeys([*known, *config.mask]))
+        near = near_role(role, config)
         hint = f"; did you mean {near!r}?" if near else ""
         strange.append(
             f"{counted(counts['messages'], 'message')} with the role {role!r}, which `mask` does not name: "
             f"mask_default is {config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
         )
     return warnings + _first(strange, _ROLES, "roles that `mask` does not name")
+
+
+def near_role(role: str, config: ConfigView) -> str | None:
+    """The usual role, or role in `mask`, that was probably meant by a role that `mask` does not name; or None."""
+    known = [*OFTEN_MASKED, "assistant"]
+    return None if role in known else near_name(role, dict.fromkeys([*known, *(config.mask or ())]))
 
 
 def is_usual(role: str, config: ConfigView) -> bool:

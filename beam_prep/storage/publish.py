@@ -368,19 +368,23 @@ class Publisher:
         self.target.check_claim()
         return True
 
-    def earlier(self) -> EarlierOutput:
-        """The output that is replaced."""
-        return EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
-
     def keyed(
-        self, plans: Iterable[ShardPlan], arranger: Arranger, columns: Sequence[Column], earlier: EarlierOutput
+        self, plan: Plan, shards: Iterable[ShardPlan], arranger: Arranger, last: bool = False
     ) -> Iterator[KeyedShard]:
-        """Shards with their keys, and the earlier shards with the same keys; `columns`: the columns of the blocks."""
-        columns = self.layout.columns(columns)
+        """The shards of a plan with their keys, and the shards with the same keys of the output that is replaced.
+
+        Args:
+            plan, shards: the plan, and its shards.
+            arranger: the source of their rows.
+            last: see `ShardPlan`.
+        """
+        earlier = EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
+        columns = self.layout.columns(plan.columns)
         facts = facts_of_bytes(self.formats, self.layout, columns, arranger)
-        for plan in plans:
-            key = key_of(plan, facts)
-            yield KeyedShard(plan, columns, key, earlier.shard(key, plan, self.formats, columns))
+        for shard in shards:
+            shard = replace(shard, last=last, cut=plan.cut)
+            key = key_of(shard, facts)
+            yield KeyedShard(shard, columns, key, earlier.shard(key, shard, self.formats, columns))
 
     def write_shard(self, shard: KeyedShard, arranger: Arranger) -> WrittenShard:
         """Links a shard from the earlier output, if it is there; otherwise writes the shard.

@@ -131,25 +131,23 @@ def view_blocks(
     receipts: beam.PCollection[BlockReceipt],
     token_cache: TokenCache,
     scratch: Scratch,
-    splits: Splits | None,
-    buckets: int | None,
+    compose: Compose,
 ) -> beam.PCollection[BlockReceipt]:
     """The receipts of blocks -> the receipts for the plan: by split, and without copies of earlier records.
 
     Args:
         receipts: of the blocks.
         token_cache, scratch: the folders of blocks and of copies.
-        splits: see `Compose`.
-        buckets: number of buckets of digests, to find equal ones; None: no deduplication.
+        compose: see `Compose`.
     """
-    see = beam.Map(view_block, token_cache, scratch, splits).with_output_types(BlockReceipt)
-    if buckets is None:
+    see = beam.Map(view_block, token_cache, scratch, compose.splits).with_output_types(BlockReceipt)
+    if not compose.deduplicate:
         return receipts | "View" >> see
     copies = (
         receipts
         | "Digests" >> beam.FlatMap(digests, token_cache).with_output_types(Digests)
         | "Many" >> beam.BatchElements(_MOST, _MOST, element_size_fn=len)
-        | "Bucket" >> beam.FlatMap(by_bucket, buckets).with_output_types(tuple[int, Digests])
+        | "Bucket" >> beam.FlatMap(by_bucket, compose.buckets).with_output_types(tuple[int, Digests])
         | "Buckets" >> beam.GroupByKey()
         | "Copies" >> beam.FlatMap(find_copies).with_output_types(tuple[BlockKey, Copies])
     )
@@ -194,13 +192,11 @@ def plan_output(
     plan = make_plan(receipts, token_cache.row_indexes, max_tokens, max_items, compose, scratch.copies)
     if publisher.max_reject_chars:
         plan = dataclasses.replace(plan, samples=samples(plan, arranger))
-    earlier = publisher.earlier()
     goes_on = publisher.prepare(plan)
     if goes_on:
         last = token_cache.single_use and receipts.distinct and not compose.composes
         report(progress, planned=plan.ledger.kept)
-        shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
-        yield from publisher.keyed(shards, arranger, plan.columns, earlier)
+        yield from publisher.keyed(plan, plan.shards, arranger, last)
     yield from plan.rejects
     # The counts tell `publish` which shards there must be.
     small = dataclasses.replace(plan, shards=(), rejects=(), groups=())
@@ -231,8 +227,7 @@ def plan_shards(
     check_planned("merged ranges of runs", merged, sum(1 for _ in runs.tasks()))
     shards = MergedShards.of(runs, counts, samples.limits(runs.parts))
     if publisher.problem(plan) is None:
-        plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
-        yield from publisher.keyed(plans, arranger, plan.columns, publisher.earlier())
+        yield from publisher.keyed(plan, shards.plans(), arranger)
     yield beam.pvalue.TaggedOutput("plan", with_merged(plan, shards))
 
 
@@ -437,8 +432,7 @@ class Shard(beam.PTransform):
         receipts = batches | "TokenCache" >> beam.ParDo(token_cache).with_output_types(BlockReceipt)
         compose, scratch = self.compose, Scratch(self.staging.path("scratch"))
         if compose.views:
-            buckets = compose.buckets if compose.deduplicate else None
-            receipts = view_blocks(receipts, self.token_cache, scratch, compose.splits, buckets)
+            receipts = view_blocks(receipts, self.token_cache, scratch, compose)
         parts = (
             receipts
             | "Batch" >> beam.BatchElements(RECEIPTS, RECEIPTS)
