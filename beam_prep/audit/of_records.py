@@ -99,9 +99,10 @@ class Hits:
         """The count in words: `1 record`, `2,000 texts`."""
         return counted(self.count, self.of.removesuffix("s"))
 
-    def finding(self, name: str, says: str, mend: str, at_least: float = 0) -> Iterator[Finding]:
-        """The finding, if more than the share `at_least` of the sample's records has the problem."""
-        if self.records > at_least * max(1, self.sample.count):
+    def finding(self, name: str, says: str, mend: str, at_least: float = 0, of: int | None = None) -> Iterator[Finding]:
+        """The finding, if more than the share `at_least` of the sample's records, or of `of` places, have it."""
+        seen, every = (self.records, max(1, self.sample.count)) if of is None else (self.count, of)
+        if seen > at_least * every:
             yield Finding(name, says, self.count, self.of, self.records, round(self.tokens), mend, self.example)
 
 

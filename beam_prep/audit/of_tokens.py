@@ -221,8 +221,7 @@ def no_end(sample: Sample) -> Iterator[Finding]:
         mend = "end the texts of the lists with the EOS token's text: preprocessing.eos does not reach lists"
     elif sample.tokenizer.id_of("eos_token") is None:
         mend = f"name an eos_token in the tokenizer, then {mend}"
-    if hits.count > _FEW * seen:
-        yield from hits.finding("no_end", says, mend)
+    yield from hits.finding("no_end", says, mend, _FEW, seen)
 
 
 def roles_without_end(sample: Sample) -> Iterator[Finding]:
@@ -304,8 +303,7 @@ def answers_cut(sample: Sample) -> Iterator[Finding]:
             hits.add(row.part, row.line, f"an answer is cut in two, {lost:,} trained tokens are cut off", lost)
     says = f"{sample.view.limit}, {longest:,}, cuts through an answer, which is trained in part, in {hits.told}"
     mend = f'"preprocessing": {{"{sample.view.limit}": {_longer(sample)}}}, or "truncation_mode": "drop"'
-    if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
-        yield from hits.finding("answers_cut", says, mend)
+    yield from hits.finding("answers_cut", says, mend, _FEW, sum(len(part.masked) for part in sample.parts))
 
 
 def enough(sizes: Array, least: int) -> int:
@@ -336,8 +334,7 @@ def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
     mend = "put the space that is between them at the beginning of the answer, not at the end of the prompt"
     if sample.config.input.implicit_prompt or sample.conversations:
         mend = "nothing, where the template writes the border, or both sides begin with the same letters; else " + mend
-    if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
-        yield from hits.finding("prompt_not_prefix", says, mend)
+    yield from hits.finding("prompt_not_prefix", says, mend, _FEW, sum(len(part.masked) for part in sample.parts))
 
 
 def answers_in_part(sample: Sample) -> Iterator[Finding]:
@@ -358,8 +355,7 @@ def answers_in_part(sample: Sample) -> Iterator[Finding]:
                 hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text_of(message)}", size)
     says = f"not all words are trained in {hits.told} of the assistant, of {compared:,} that were compared"
     mend = "{% generation %} in the chat template must hold all that the assistant says, and its end token"
-    if hits.count > _FEW * compared:
-        yield from hits.finding("answers_in_part", says, mend)
+    yield from hits.finding("answers_in_part", says, mend, _FEW, compared)
 
 
 _UNKNOWN = 0.001
