@@ -148,12 +148,8 @@ class BlockReceipt:
 def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
     """Counts by kind -> the form of a row, without counts of 0."""
     # As JSON, because a reason from a user's function may be no UTF-8.
-    entries = []
-    for kind, found in counts.items():
-        for what, count in found.items():
-            if count:
-                entries.append({"what": json.dumps([kind, what]), "count": count})
-    return entries
+    entries = ((kind, what, count) for kind, found in counts.items() for what, count in found.items())
+    return [{"what": json.dumps([kind, what]), "count": count} for kind, what, count in entries if count]
 
 
 def count_of(text: str) -> tuple[str, str]:
@@ -386,13 +382,8 @@ class Receipts:
         result = []
         for first, stop in itertools.pairwise([*changes(self.file).tolist(), len(self)]):
             nodes = self._nodes.slice(first, stop - first).flatten().flatten()
-            columns = [each.to_pylist() for each in nodes]
-            entry = {
-                "path": self.paths[first],
-                "size": self._path_size[first].as_py(),
-                "digest": tree_digest(map(Node, *columns)),
-            }
-            result.append(entry)
+            digest = tree_digest(map(Node, *(each.to_pylist() for each in nodes)))
+            result.append({"path": self.paths[first], "size": self._path_size[first].as_py(), "digest": digest})
         return result
 
     def of_parts(self, wanted: Array) -> "Receipts":
@@ -410,11 +401,8 @@ class Receipts:
     def counts(self, kind: str) -> dict[str, int]:
         """Sums of one kind, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""
         sums = np.bincount(self._counted.flat, self._counts.flat, len(self._keys))
-        found = {}
-        for (of, what), count in zip(self._keys, sums.tolist(), strict=True):
-            if of == kind and count:
-                found[what] = int(count)
-        return found
+        found = zip(self._keys, sums.tolist(), strict=True)
+        return {what: int(count) for (of, what), count in found if of == kind and count}
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: the count of a kind in each block; `of`: only these names."""
