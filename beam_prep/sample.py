@@ -30,12 +30,12 @@ from beam_prep.reading.records import Record, Records
 from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, shown_in
-from beam_prep.shards.receipts import ROLE_COUNTS, RowIndex, count_of
+from beam_prep.shards.receipts import RowIndex, count_of
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
 from beam_prep.storage.files import plain_size
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.tokens.batch import Batch, with_roles, without_roles
+from beam_prep.tokens.batch import ROLE_COUNTS, Batch, with_roles, without_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockStep, BuildMask
 

@@ -24,7 +24,6 @@ from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.compose import NOT_SAMPLED, Compose, Splits, domain_of, split_name, view
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.receipts import (
-    ROLE_COUNTS,
     Copies,
     FetchRowIndexes,
     Histogram,
@@ -45,6 +44,7 @@ from beam_prep.shards.slices import (
     rejects,
     shard_borders,
 )
+from beam_prep.tokens.batch import ROLE_COUNTS
 
 REASONS_SHOWN = 32
 """For how many reasons, the most frequent, a report quotes records. A user's function may give thousands."""

@@ -89,10 +89,6 @@ Each run adds the other columns (`shards.receipts.placed`); they are null before
 """
 
 
-ROLE_COUNTS = ("messages", "tokens", "trained")
-"""The counts of each role, in the order of `RoleCounts.sums`."""
-
-
 @dataclass(frozen=True, slots=True)
 class BlockReceipt:
     """The statistics of one block.
@@ -515,10 +511,6 @@ class RowIndex:
         lines = np.bincount(self.status, minlength=len(self.outcomes) + 1)
         for (kind, reason), count in zip(self.outcomes, lines[1:].tolist(), strict=True):
             outcomes[kind]["" if kind == "blank" else reason] = count
-        roles = self.roles.sums(len(self.status))
-        by_role = {}
-        for place, of_role in enumerate(ROLE_COUNTS):
-            by_role[of_role] = {role: each[place] for role, each in roles.items()}
         counts: dict[str, Mapping[str, int]] = {
             **outcomes,
             "counter": {
@@ -527,7 +519,7 @@ class RowIndex:
                 if name.startswith(COUNTER)
             },
             "made": made,
-            **by_role,
+            **self.roles.sums(len(self.status)),
         }
         rows = np.bincount(self["domain"], minlength=len(domains))
         tokens = np.bincount(self["domain"], self["tokens"], len(domains)).astype(np.int64)
