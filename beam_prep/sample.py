@@ -6,7 +6,7 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 import functools
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -29,8 +29,8 @@ from beam_prep.hints import counted, listed, shortened
 from beam_prep.reading.records import Record, Records
 from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
-from beam_prep.shards.plan import LedgerTotals, Plan, shown_in
-from beam_prep.shards.receipts import RowIndex, count_of
+from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
+from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
 from beam_prep.storage.files import plain_size
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
@@ -360,15 +360,17 @@ class Sample:
     @functools.cached_property
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
-        counts, lines = defaultdict[str, Counter[str]](Counter), 0
         of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
+        receipts, shown = list[BlockReceipt](), list[Dropped]()
         for rows in (part.rows for part in self.parts):
-            ledger, index = rows.ledger, RowIndex.of(rows, np.zeros(len(rows), np.int32), rows.lengths, TEXT_LIMIT)
-            for each in index.statistics([""], {})["counts"]:
-                kind, what = count_of(each["what"])
-                counts[kind][what] += each["count"]
-            lines += len(ledger.status)
-            of_files[rows.origin.file] += (len(filled(ledger)), len(rows))
+            index, origin = RowIndex.of(rows, np.zeros(len(rows), np.int32), rows.lengths, TEXT_LIMIT), rows.origin
+            receipts.append(BlockReceipt(index.statistics([""], {})))
+            of_files[origin.file] += (len(filled(rows.ledger)), len(rows))
+            path, first = origin.source.path, origin.first_byte
+            shown += [Dropped(path, first + drop.offset, 0, drop, file=origin.file) for drop in index.shown]
+        kinds = ("blank", "dropped", "rejected", "counter", *ROLE_COUNTS)
+        counts = {kind: sum((Counter(each.counts(kind)) for each in receipts), Counter[str]()) for kind in kinds}
+        lines = sum(each["lines"] for each in receipts)
         return Plan(
             shards=(),
             rejects=(),
@@ -376,7 +378,7 @@ class Sample:
             counters=dict(sorted(counts["counter"].items())),
             inputs=[{"path": file.path} for file in self.files],
             roles={role: {what: counts[what][role] for what in ROLE_COUNTS} for role in sorted(counts["messages"])},
-            shown=tuple(drop for part in self.parts for drop in shown_in(part.rows, TEXT_LIMIT)),
+            shown=tuple(shown),
             of_files=of_files,
         )
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.block import Block, drawn
+from beam_prep.data.block import drawn
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Column
 from beam_prep.errors import RunError
 from beam_prep.reading.keys import DUPLICATE
-from beam_prep.reading.records import CONTAMINATED, REJECTS_SHOWN, SHOWN, Drop, shown
+from beam_prep.reading.records import CONTAMINATED, REJECTS_SHOWN, SHOWN, Drop
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.compose import NOT_SAMPLED, Compose, Splits, domain_of, split_name, view
 from beam_prep.shards.layout import CUT
@@ -98,14 +98,6 @@ class Dropped(NamedTuple):
     found: Drop
     same_as: tuple[str, int, int] | None = None
     file: int = 0
-
-
-def shown_in(block: Block, text_limit: int) -> list[Dropped]:
-    """The records of a block that a report may quote; their lines are not known. For `text_limit` see `shown`."""
-    path, first = block.origin.source.path, block.origin.first_byte
-    return [
-        Dropped(path, first + drop.offset, 0, drop, file=block.origin.file) for drop in shown(block.ledger, text_limit)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
