@@ -119,8 +119,9 @@ def left_out(sample: Sample) -> Iterator[Finding]:
     found: dict[tuple[str, str], Hits] = {}
     for kind, reason, part, line in sample.left_out():
         if reason == "rows_without_loss":
-            rows = part.masked.line == line
-            if any((trained[rows] > 0).any() for trained in trained_tokens(part.masked).values()):
+            masked, rows = part.masked, part.masked.line == line
+            counts = trained_tokens(masked.schema.values(), masked.columns).values()
+            if any((trained[rows] > 0).any() for trained in counts):
                 reason = "cut"
         message = part.rows.ledger.messages.get(line, "")
         found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))

@@ -19,7 +19,6 @@ from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import (
     FILE,
-    IGNORE_INDEX,
     MISSING,
     NO_LOSS,
     OFFSET,
@@ -39,6 +38,7 @@ from beam_prep.tokens.rows import (
     TruncationMode,
     drop_rows_without_loss,
     reject_equal_sides,
+    trained_tokens,
     truncate,
 )
 
@@ -464,9 +464,7 @@ def _count(rows: Rows) -> int:
 
 def _untrained(columns: Sequence[Column], rows: Rows) -> int:
     """The number of rows without a trained token. Without masks or labels, all tokens are trained."""
-    nothing = {"mask": 0, "labels": IGNORE_INDEX}
-    marks = {column.name: nothing[column.role] for column in columns if column.role in nothing}
-    trained = [rows[name].sums(rows[name].flat != untrained) > 0 for name, untrained in marks.items()]
+    trained = [counts > 0 for counts in trained_tokens(columns, rows).values()]
     return int(np.count_nonzero(~np.all(trained, axis=0))) if trained else 0
 
 

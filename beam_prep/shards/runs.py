@@ -352,11 +352,7 @@ class RunCounts:
             if limit is not None:
                 is_open = here & (made.sample >= np.uint64(max(1, limit.first)))
                 sure = here & ~is_open
-                found = (
-                    made.sample[is_open],
-                    tokens[is_open].astype(np.uint64),
-                    number[is_open].astype(np.uint64),
-                )
+                found = [each[is_open].astype(np.uint64) for each in (made.sample, tokens, number)]
                 border[code] = np.stack(found, axis=1)
             rows[code] = np.bincount(number[sure], minlength=int(parts.ranges[code]))
             drawn = np.count_nonzero(made.sample[sure])

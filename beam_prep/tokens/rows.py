@@ -120,13 +120,10 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
     return masked.reject_each(refused) if refused else masked
 
 
-def trained_tokens(batch: Batch) -> dict[str, Array]:
+def trained_tokens(columns: Iterable[Column], rows: Mapping[str, Ragged]) -> dict[str, Array]:
     """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
-    return {
-        name: batch[name].sums(batch[name].flat != NO_LOSS[column.role])
-        for name, column in batch.schema.items()
-        if column.role in ("mask", "labels")
-    }
+    marks = [column for column in columns if column.role in ("mask", "labels")]
+    return {each.name: rows[each.name].sums(rows[each.name].flat != NO_LOSS[each.role]) for each in marks}
 
 
 def reject_equal_sides(batch: Batch) -> Batch:
@@ -154,7 +151,8 @@ def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> 
     if rows_without_loss == "keep":
         return batch
     never = {output.mask_name for output in batch.outputs if not output.trains}
-    counts = [per_row for name, per_row in trained_tokens(batch).items() if name not in never]
+    found = trained_tokens(batch.schema.values(), batch.columns)
+    counts = [per_row for name, per_row in found.items() if name not in never]
     if not counts:
         return batch
     bare = (np.array(counts) == 0).any(axis=0)
