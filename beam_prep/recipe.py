@@ -138,11 +138,7 @@ def chain(
         ConfigError, InputError, TokenizerError: a step cannot be made with this tokenizer.
     """
     if config.input.groups is not None:
-        if references is None:
-            found = references_of(config)  # read once for all groups
-            references = None if found is None else found.index
-        parts = config.parts()
-        return [ByGroup([chain(part, tokenizer, backend, check, references) for part in parts])]
+        return [ByGroup([chain(part, tokenizer, backend, check, references) for part in config.parts()])]
     steps = mask_steps(config, tokenizer, backend, check, references)
     if check == "full":
         steps.append(CheckInFull(config, tokenizer, references))
@@ -165,7 +161,6 @@ def mask_steps(
     config.check_vocabulary(tokenizer.max_id)
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
-    domain = [] if given.domain is None else [steps.InDomain(given.domain)]
     made = key_steps(config)
     if (use := config.field_use).answers:
         made.append(steps.CountBadAnswers(use))
@@ -176,23 +171,24 @@ def mask_steps(
         source = references or read_references(rule.against, rule.field, rule.ngram).index
         compared.append(steps.Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
     if given.rollouts is not None:
-        return [*made, *compared, steps.FromRollouts(given.rollouts.fields, tokenizer, domain_key), *domain]
-    outputs = outputs_of(config)
-    if given.tokenized:
-        return [*made, *compared, steps.FromTokens(outputs[0], tokenizer, domain_key), *domain]
-    if given.adapter is not None:
-        made.append(steps.AdaptRecords(given.adapter.build()))
-    if config.char_filter_fields:
-        made.append(steps.FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
-    made += compared
-    conversations = COMPARED if check == "sample" else 0 if check is None else None
-    return [
-        *made,
-        steps.ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), conversations),
-        steps.Tokenize(tokenizer, backend, check == "sample"),
-        steps.BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
-        *domain,
-    ]
+        made += [*compared, steps.FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
+    elif given.tokenized:
+        made += [*compared, steps.FromTokens(outputs_of(config)[0], tokenizer, domain_key)]
+    else:
+        if given.adapter is not None:
+            made.append(steps.AdaptRecords(given.adapter.build()))
+        if fields := config.char_filter_fields:
+            made.append(steps.FilterByChars(preprocessing.min_chars, preprocessing.max_chars, fields))
+        rules, conversations = text_rules(config), COMPARED if check == "sample" else 0 if check is None else None
+        made += [
+            *compared,
+            steps.ApplyTemplate(outputs_of(config), tokenizer, domain_key, rules, conversations),
+            steps.Tokenize(tokenizer, backend, check == "sample"),
+            steps.BuildMask(config.mask, config.mask_default, rules.mask_options),
+        ]
+    if given.domain is not None:
+        made.append(steps.InDomain(given.domain))
+    return made
 
 
 def key_steps(config: PipelineConfig) -> list[BlockStep]:

@@ -361,7 +361,7 @@ class Sample:
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
         of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
-        receipts, shown = list[BlockReceipt](), list[Dropped]()
+        receipts, shown = [], list[Dropped]()
         for rows in (part.rows for part in self.parts):
             index, origin = RowIndex.of(rows, np.zeros(len(rows), np.int32), rows.lengths, TEXT_LIMIT), rows.origin
             receipts.append(BlockReceipt(index.statistics([""], {})))

@@ -68,8 +68,8 @@ def digests(receipt: BlockReceipt, token_cache: TokenCache) -> Iterable[Digests]
     (row_index,) = token_cache.row_indexes([receipt["name"]])
     if (found := row_index.rows.get(DIGEST + DUPLICATE)) is None:
         raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
-    file, start = (np.full(len(found), number, np.int64) for number in (receipt["file"], receipt["start"]))
-    yield Digests(found, file, start, row_index["line"].astype(np.int64), row_index["offset"])
+    line = row_index["line"].astype(np.int64)
+    yield Digests(found, 0 * line + receipt["file"], 0 * line + receipt["start"], line, row_index["offset"])
 
 
 def by_bucket(batch: list[Digests], buckets: int) -> Iterable[tuple[int, Digests]]:
