@@ -26,7 +26,7 @@ from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.source import split_name
 from beam_prep.reading.verdicts import verdicts, warning_of
-from beam_prep.sample import Sample, draw, prepare, sample_of, with_roles_of_others
+from beam_prep.sample import Sample, draw, sample_of, with_roles_of_others
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.report import ConfigView
 from beam_prep.storage.files import of_tables, plain_size, total_size
@@ -229,7 +229,7 @@ def sizes(
         if records is None:
             continue
         size = records.origin.bytes
-        batch, layout = prepare(records, config, tokenizer), recipe.layout(config, tokenizer)
+        batch, layout = recipe.prepare(records, config, tokenizer), recipe.layout(config, tokenizer)
         if not len(batch):
             continue
         _, files = encode_block(batch, layout.tokens(batch), max_reject_chars, "first")

@@ -373,6 +373,16 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
     )
 
 
+def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+    """The rows of a block that a run caches: everything of a config but packing, padding and position ids.
+
+    Raises:
+        BeamPrepError: see `chain` and the steps.
+    """
+    made = run_steps(chain(config.part(records.origin.source.group), tokenizer), records)
+    return layout(config, tokenizer).cached(made, tokenizer.id_of("eos_token"), config.preprocessing.rows_without_loss)
+
+
 def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any) -> Shard:
     """The last transform of a config.
 

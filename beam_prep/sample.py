@@ -35,7 +35,7 @@ from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigVie
 from beam_prep.storage.files import plain_size
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.tokens.batch import ROLE_COUNTS, Batch, with_roles, without_roles
+from beam_prep.tokens.batch import ROLE_COUNTS, Batch, with_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockStep, BuildMask
 
@@ -495,16 +495,6 @@ def opened(
     return config, inputs_of(config, inputs), load_tokenizer(tokenizer_path)
 
 
-def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows of a block that a run caches: everything of a config but packing, padding and position ids.
-
-    Raises:
-        BeamPrepError: see `Sample.of`.
-    """
-    (part,) = Sample.of(_all_of([records], []), config, tokenizer, [], cut=False).parts
-    return without_roles(part.rows)
-
-
 def _part(number: int, records: Records, before: Sequence[BlockStep], after: Sequence[BlockStep]) -> Part:
     """A block after each step, up to the masks and behind them; its rows are not yet as a run caches them."""
     block: Any = records
@@ -524,12 +514,8 @@ def sample_of(
     blocks: Sequence[Records], config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]
 ) -> Sample:
     """The sample of given records. For arguments and errors see `Sample.of`."""
-    return Sample.of(_all_of(blocks, files), config, tokenizer, files)
-
-
-def _all_of(blocks: Sequence[Records], files: Sequence[InputFile]) -> Drawn:
     count = sum(map(len, blocks))
-    return Drawn(tuple(blocks), count, count, False, len(files), ())
+    return Sample.of(Drawn(tuple(blocks), count, count, False, len(files), ()), config, tokenizer, files)
 
 
 def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:

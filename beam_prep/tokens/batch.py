@@ -410,12 +410,6 @@ def with_roles(batch: Batch) -> Batch:
     return made
 
 
-def without_roles(batch: Batch) -> Batch:
-    """The batch without the columns that `with_roles` adds."""
-    kept = {name: column for name, column in batch.schema.items() if not is_role_column(column)}
-    return batch._with(columns={name: batch.columns[name] for name in kept}, schema=kept)
-
-
 # Batches of one block by two backends: which cached blocks may be used again, and what differs.
 
 Check = Literal["sample", "full"]
