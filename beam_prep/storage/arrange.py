@@ -13,7 +13,7 @@ from beam_prep.data.ragged import Ragged, offsets_of
 from beam_prep.data.schema import one_each, placed
 from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.arrow import rows_of
-from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, seal_batches
+from beam_prep.formats.cached_block import Sealed, encode_rows, joined, seal_batches
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, scaled, view
 from beam_prep.shards.layout import CUT, LOST, Rows
 from beam_prep.shards.receipts import Copies, RowIndex
@@ -78,7 +78,7 @@ class Scratch:
         batch = pa.record_batch(copies.arrays)
         content, _ = seal_batches([batch], batch.schema, {}, "")
         name = f"copies/{hashlib.sha256(content).hexdigest()[:40]}"
-        self._write(name, seal_batches([batch], batch.schema, {}, name))
+        write_file(self._path(name), *seal_batches([batch], batch.schema, {}, name))
         return name
 
     def copies(self, name: str) -> Copies:
@@ -97,7 +97,7 @@ class Scratch:
         """Writes a run, batch by batch; `batches`: (part, range of keys, number of rows), each pair once."""
         borders = offsets_of([rows for _, _, rows in batches]).tolist()
         slices = itertools.starmap(slice, itertools.pairwise(borders))
-        self._write(name, encode_rows(found, slices, {"batches": batches}, name))
+        write_file(self._path(name), *encode_rows(found, slices, {"batches": batches}, name))
 
     def open_run(self, name: str) -> RunReader:
         """Opens a run.
@@ -108,9 +108,6 @@ class Scratch:
         with expected(name):
             path = self._path(name)
             return RunReader(pa.OSFile(path) if is_local(path) else read_file(path), name)
-
-    def _write(self, name: str, parts: tuple[Data, bytes]) -> None:
-        write_file(self._path(name), *parts)
 
     def _path(self, name: str) -> str:
         return join(self.folder, name + ".arrow")
