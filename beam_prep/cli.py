@@ -561,7 +561,7 @@ def _verify(given: argparse.Namespace) -> int:
 
 def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """What `verify` found out about an output, and the problems."""
-    from beam_prep.formats.manifest import MANIFEST, load
+    from beam_prep.formats.manifest import MANIFEST
     from beam_prep.readers.dataset import ALL, open_dataset
     from beam_prep.storage.stores import read_bytes
     from beam_prep.verify import numbers
@@ -570,15 +570,13 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     try:
         _reach_stores([given.output], given.beam_options)
         rows = open_dataset(given.output, split=ALL)
-        text = read_bytes(f"{rows.path}/{MANIFEST}")
-        manifest = load(text, f"{given.output}/{MANIFEST}")
         wrong = rows.problems()
-        found |= numbers(text)
+        found |= numbers(rows.manifest, read_bytes(f"{rows.path}/{MANIFEST}"))
         if given.inputs:
             import_beam()
             from beam_prep.storage.inputs import compare_inputs
 
-            compared, not_found, changed = compare_inputs(manifest["inputs"])
+            compared, not_found, changed = compare_inputs(rows.manifest["inputs"])
             wrong += changed
             found["inputs"] = {"compared": compared, "not_found": not_found}
     except (BeamPrepError, OSError) as error:

@@ -16,7 +16,7 @@ from beam_prep.hints import shortened
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import blocks_of, split_file
-from beam_prep.storage.publish import EarlierOutput
+from beam_prep.storage.publish import EarlierOutput, earlier_path
 from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import new_name
@@ -33,7 +33,7 @@ def dry_run(job: Pipeline) -> list[str]:
     estimate sizes.
     """
     output, options = job.output, job.options
-    earlier = EarlierOutput(job.claim().earlier()).manifest
+    earlier = EarlierOutput(earlier_path(job.root, options.keep_versions)).manifest
     lines = [f"{output} would be {'made' if earlier is None else 'replaced'}"]
     if options.keep_versions is not None:
         lines = [f"a new version of {output} would be made"]

@@ -1,6 +1,7 @@
 """Looks at a few records of an input before a run: warns of mistakes, chooses the encoder, estimates disk space."""
 
 import functools
+import itertools
 import json
 import logging
 import os
@@ -25,11 +26,10 @@ from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.source import split_name
 from beam_prep.reading.verdicts import verdicts, warning_of
-from beam_prep.runners import plain_size
-from beam_prep.sample import Sample, draw, prepare, sample_of, with_roles_of_others
+from beam_prep.sample import Sample, draw, sample_of, with_roles_of_others
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.report import ConfigView
-from beam_prep.storage.files import of_tables, total_size
+from beam_prep.storage.files import of_tables, plain_size, total_size
 from beam_prep.storage.inputs import advice_on, check_heads, first_records
 from beam_prep.storage.output import Staging
 from beam_prep.storage.publish import EarlierOutput
@@ -200,10 +200,8 @@ class FirstRecords:
 
     def _groups(self) -> list[tuple[PipelineConfig, list[InputFile]]]:
         """The config of each group, and its files."""
-        files: dict[int, list[InputFile]] = {}
-        for file in self.inputs:
-            files.setdefault(file.group or 0, []).append(file)
-        return [(part, files[group]) for group, part in enumerate(self.config.parts())]
+        groups = itertools.groupby(self.inputs, lambda file: file.group)
+        return [(part, [*files]) for part, (_, files) in zip(self.config.parts(), groups, strict=True)]
 
 
 def _texts(block: Rendered) -> list[str]:
@@ -231,7 +229,7 @@ def sizes(
         if records is None:
             continue
         size = records.origin.bytes
-        batch, layout = prepare(records, config, tokenizer), recipe.layout(config, tokenizer)
+        batch, layout = recipe.prepare(records, config, tokenizer), recipe.layout(config, tokenizer)
         if not len(batch):
             continue
         _, files = encode_block(batch, layout.tokens(batch), max_reject_chars, "first")
@@ -244,7 +242,7 @@ def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
     """Bytes of a block's rows in an output, about: of their values, once for each format."""
     columns = layout.columns(tuple(batch.schema.values()))
     width = {column.name: np.dtype(column.dtype).itemsize for column in columns}
-    rows = layout.rows([({name: batch[name] for name in batch.schema}, None)], columns)
+    rows = layout.rows([{name: batch[name] for name in batch.schema}], columns)
     sizes = (width[name] * len(values.flat) for part, _ in rows for name, values in part.items())
     return len(formats) * sum(sizes)
 

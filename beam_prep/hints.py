@@ -48,6 +48,17 @@ def check_least(least: int, **numbers: Any) -> None:
             raise ValueError(f"{name} is {number!r}, wanted a whole number, at least {least}")
 
 
+def some(texts: Iterable[str], most: int) -> str:
+    """The first texts, and how many more there are.
+
+    >>> some(["a", "b"], 2), some(["a", "b", "c"], 2)
+    ('a, b', 'a, b and 1 more')
+    """
+    every = list(texts)
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """The known name that is similar to an unknown one, whatever its case; None if there is none."""
     by_lower = {each.lower(): each for each in known}
@@ -64,9 +75,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 def unknown_name(what: str, name: object, known: Iterable[str], instead: str | None = None) -> str:
     """A message for an unknown name: what to do instead, else a similar known name; and the known names."""
     names = list(known)
-    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
     meant = did_you_mean(name, names) if instead is None else f"{instead}; "
-    return f"unknown {what} {shown(name)}; {meant}known: {', '.join(names[:40]) or 'none'}{more}"
+    return f"unknown {what} {shown(name)}; {meant}known: {some(names, 40) or 'none'}"
 
 
 OTHER_NAMES = {

@@ -17,7 +17,7 @@ from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join, remove_folder
 from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import OutputTarget, Staging, normalise_path, output_at, put_back
-from beam_prep.storage.publish import earlier_path, same_facts
+from beam_prep.storage.publish import same_facts
 from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.storage.versions import Versions, check_name, new_name
 from beam_prep.tokens.batch import IN_FULL
@@ -125,10 +125,6 @@ class OutputClaim:
                     made.remove_old(keep, name)
                 return made.path(name)
         return None
-
-    def earlier(self) -> str | None:
-        """The path of the earlier output whose shards may be linked."""
-        return earlier_path(self.root, self.options.keep_versions)
 
     def is_made(self, output: str) -> bool:
         """True if an output is complete, of this job, and made with the requested check."""

@@ -23,6 +23,7 @@ from beam_prep.progress import Progress, reports_folder
 from beam_prep.runners import Job, choose_runner, raised_by_worker, workers_of
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import stores_checksum
+from beam_prep.storage.publish import earlier_path
 from beam_prep.storage.shipped import ship, ship_references
 from beam_prep.storage.stores import is_local
 from beam_prep.storage.token_cache import TokenCache
@@ -104,7 +105,7 @@ class Pipeline:
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = recipe.tokenizer_of(self.config, tokenizer_path)
         self.compose = recipe.compose(self.config, self.inputs)
-        recipe.check_template(self.config, self.tokenizer)
+        recipe.chain(self.config, self.tokenizer)  # raises what its steps raise
         # Read once: the data that is compared must be the data in the facts, even if a file changes meanwhile.
         self._references = recipe.references_of(self.config)
         rejected, longest = self.options.max_reject_chars, self.options.max_line_bytes
@@ -132,7 +133,7 @@ class Pipeline:
                 return Result(output, manifest_of(output), up_to_date=True)
             job = choose_runner(options, self.inputs)
             token_cache = self.cache_of_run(single_use=job.here and self.staging.local)
-            warnings = self._look_at_inputs(job, claim, token_cache)
+            warnings = self._look_at_inputs(job, token_cache)
             self.output = claim.choose_version()
             with self._launched(job, claim) as reports:
                 pipeline = self._pipeline(job, token_cache, warnings, reports)
@@ -168,7 +169,7 @@ class Pipeline:
             groups=recipe.group_recipes(self.facts),
         )
 
-    def _look_at_inputs(self, job: Job, claim: OutputClaim, token_cache: TokenCache) -> list[str]:
+    def _look_at_inputs(self, job: Job, token_cache: TokenCache) -> list[str]:
         """Logs what will be done, and warnings. Returns all warnings.
 
         Raises:
@@ -177,7 +178,8 @@ class Pipeline:
         first, chars = self._first_records, self.options.max_reject_chars
         self._backend = first.backend(self.options.tokenizer_backend)
         first.check_files()
-        lacks = first.lacks_room(token_cache, self.staging, claim.earlier(), chars)
+        earlier = earlier_path(self.root, self.options.keep_versions)
+        lacks = first.lacks_room(token_cache, self.staging, earlier, chars)
         return first.tell(job.how, lacks, self._references)
 
     @property

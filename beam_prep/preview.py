@@ -98,17 +98,7 @@ class SampleRows(RowSource):
 
     def shown(self, number: int, why: str = "") -> list[ShownRow]:
         place = int(np.searchsorted(self._starts, number, side="right")) - 1
-        return self._rows(self.sample.parts[place], number - int(self._starts[place]), why)
-
-    def outcomes(self) -> Iterator[list[ShownRow] | LeftOut]:
-        """The outcome of each record, in order: its row (or its chunks), or why it has none."""
-        for part in self.sample.parts:
-            ledger, rows = part.rows.ledger, {line: row for row, line in enumerate(part.rows.line.tolist())}
-            for line, status in enumerate(ledger.status.tolist()):
-                if status == ALIVE:
-                    yield self._rows(part, rows[line])
-                elif ledger.outcomes[status - 1][0] != "blank":
-                    yield self._left_out(part, line)
+        return self.rows(self.sample.parts[place], number - int(self._starts[place]), why)
 
     def sizes(self, most: int | None = None) -> list[tuple[Array, Array]]:
         sizes = [self._layout.tokens(part.rows) for part in self.sample.parts]
@@ -123,10 +113,10 @@ class SampleRows(RowSource):
             for part in self.sample.parts:
                 is_marked = np.isin(part.rows.line, list(part.rows.ledger.notes))
                 for line in part.rows.line[is_marked].tolist():
-                    yield self._left_out(part, line)
+                    yield self.reason(part, line)
         for found, _, part, line in self.sample.left_out():
             if found == kind:
-                yield self._left_out(part, line)
+                yield self.reason(part, line)
 
     def head(self) -> Text:
         config, step = self.sample.config, self.sample.config.preprocessing
@@ -153,7 +143,7 @@ class SampleRows(RowSource):
         numbers = [("records looked at", self.sample.plan.ledger.read, ""), ("rows", rows, ""), ("tokens", tokens, "")]
         return [*numbers, ("trained tokens", trained, percent(trained, tokens))]
 
-    def _rows(self, part: Part, row: int, why: str = "") -> list[ShownRow]:
+    def rows(self, part: Part, row: int, why: str = "") -> list[ShownRow]:
         """A kept row; several if it is cut into chunks, or split into turns."""
         sample, batch, line = self.sample, part.rows, int(part.rows.line[row])
         unpacked = self._layout
@@ -168,7 +158,7 @@ class SampleRows(RowSource):
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         if unpacked.provenance:
             own = placed(own, batch.origin.file, batch.origin.first_byte)
-        columns, _ = next(unpacked.rows([(own, None)], schema))
+        columns, _ = next(unpacked.rows([own], schema))
         count = len(next(iter(columns.values())))
         counters = [f"{name}: {counts[row]:,}" for name, counts in batch.counters.items() if counts[row]]
         what = "row" if unpacked.chunking is None else "chunk"
@@ -182,7 +172,7 @@ class SampleRows(RowSource):
             found.append(ShownRow(kind, values, title, batch.domain[row], counters, batch.roles.names))
         return found
 
-    def _left_out(self, part: Part, line: int) -> LeftOut:
+    def reason(self, part: Part, line: int) -> LeftOut:
         """The reason why a line that is not blank became no row, or is marked."""
         ledger, status = part.rows.ledger, int(part.rows.ledger.status[line])
         kind, reason = ("marked", CONTAMINATED) if status == ALIVE else ledger.outcomes[status - 1]
@@ -314,18 +304,20 @@ def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "") -> list[C
     settings = {"input": given, "mask": {"assistant": "train"}, "preprocessing": steps}
     config = PipelineConfig.from_dict(with_template(settings, ""))
     chat = template_of(tokenizer, config.input.chat_template, config.input.date)
-    found = SampleRows(sample_of([records(CONVERSATIONS.values())], config, tokenizer, [])).outcomes()
+    found = SampleRows(sample_of([records([record]) for record in CONVERSATIONS.values()], config, tokenizer, []))
     cases = []
-    for (case, record), entry in zip(CONVERSATIONS.items(), found, strict=True):
+    for (case, record), part in zip(CONVERSATIONS.items(), found.sample.parts, strict=True):
         outcome, title = outcome_of(chat, record), [name, case] if name else [case]
-        if isinstance(entry, LeftOut):
+        if not len(part.rows):
+            left_out = found.reason(part, 0)
             if outcome.kind != "raises":
-                outcome = outcome._replace(kind="refused", reason=entry.reason, message=entry.message)
-            cases.append(Case(case, outcome, dataclasses.replace(entry, place=" · ".join(title))))
+                outcome = outcome._replace(kind="refused", reason=left_out.reason, message=left_out.message)
+            cases.append(Case(case, outcome, dataclasses.replace(left_out, place=" · ".join(title))))
             continue
         notes = [f"not written: {', '.join(outcome.lost)}"] if outcome.lost else []
         notes += ["a run rejects the record"] if outcome.reason else []
-        cases.append(Case(case, outcome, dataclasses.replace(entry[0], title=title, notes=notes, domain=name)))
+        row = found.rows(part, 0)[0]
+        cases.append(Case(case, outcome, dataclasses.replace(row, title=title, notes=notes, domain=name)))
     return cases
 
 

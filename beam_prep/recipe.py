@@ -13,7 +13,7 @@ import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.chat.apply import COMPARED
-from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
+from beam_prep.chat.chat_format import TEMPLATE_LIMITS
 from beam_prep.config import PipelineConfig
 from beam_prep.config.combinations import position_ids_mode_of
 from beam_prep.data.block import AnyPath, AnyPaths, InputFile
@@ -106,12 +106,11 @@ class Prepare(beam.PTransform):
     def __post_init__(self) -> None:
         super().__init__()
         check_words(self)
-        self.config.check_vocabulary(self.tokenizer.max_id)
+        self.steps = chain(self.config, self.tokenizer, self.tokenizer_backend, self.check, self.references)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         blocks: Any = records
-        steps = chain(self.config, self.tokenizer, self.tokenizer_backend, self.check, self.references)
-        for transform in steps:
+        for transform in self.steps:
             blocks |= transform
         return blocks
 
@@ -136,13 +135,12 @@ def chain(
         backend: see `Tokenize`.
         check: `sample`: the reference encodes a sample of each block, too; `full`: see `check_in_full`; None: neither.
         references: see `Prepare`.
+
+    Raises:
+        ConfigError, InputError, TokenizerError: a step cannot be made with this tokenizer.
     """
     if config.input.groups is not None:
-        if references is None:
-            found = references_of(config)  # read once for all groups
-            references = None if found is None else found.index
-        parts = config.parts()
-        return [ByGroup([chain(part, tokenizer, backend, check, references) for part in parts])]
+        return [ByGroup([chain(part, tokenizer, backend, check, references) for part in config.parts()])]
     steps = mask_steps(config, tokenizer, backend, check, references)
     if check == "full":
         steps.append(CheckInFull(config, tokenizer, references))
@@ -162,9 +160,9 @@ def mask_steps(
     references: IndexSource | None = None,
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, before truncation. For the arguments see `chain`."""
+    config.check_vocabulary(tokenizer.max_id)
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
-    domain = [] if given.domain is None else [steps.InDomain(given.domain)]
     made = key_steps(config)
     if (use := config.field_use).answers:
         made.append(steps.CountBadAnswers(use))
@@ -175,23 +173,24 @@ def mask_steps(
         source = references or read_references(rule.against, rule.field, rule.ngram).index
         compared.append(steps.Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
     if given.rollouts is not None:
-        return [*made, *compared, steps.FromRollouts(given.rollouts.fields, tokenizer, domain_key), *domain]
-    outputs = outputs_of(config)
-    if given.tokenized:
-        return [*made, *compared, steps.FromTokens(outputs[0], tokenizer, domain_key), *domain]
-    if given.adapter is not None:
-        made.append(steps.AdaptRecords(given.adapter.build()))
-    if config.char_filter_fields:
-        made.append(steps.FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
-    made += compared
-    conversations = COMPARED if check == "sample" else 0 if check is None else None
-    return [
-        *made,
-        steps.ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), conversations),
-        steps.Tokenize(tokenizer, backend, check == "sample"),
-        steps.BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
-        *domain,
-    ]
+        made += [*compared, steps.FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
+    elif given.tokenized:
+        made += [*compared, steps.FromTokens(outputs_of(config)[0], tokenizer, domain_key)]
+    else:
+        if given.adapter is not None:
+            made.append(steps.AdaptRecords(given.adapter.build()))
+        if fields := config.char_filter_fields:
+            made.append(steps.FilterByChars(preprocessing.min_chars, preprocessing.max_chars, fields))
+        rules, conversations = text_rules(config), COMPARED if check == "sample" else 0 if check is None else None
+        made += [
+            *compared,
+            steps.ApplyTemplate(outputs_of(config), tokenizer, domain_key, rules, conversations),
+            steps.Tokenize(tokenizer, backend, check == "sample"),
+            steps.BuildMask(config.mask, config.mask_default, rules.mask_options),
+        ]
+    if given.domain is not None:
+        made.append(steps.InDomain(given.domain))
+    return made
 
 
 def key_steps(config: PipelineConfig) -> list[BlockStep]:
@@ -331,14 +330,6 @@ class CheckInFull(BlockStep):
     work, gives = check_in_full, Batch
 
 
-def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
-    """Raises what the steps of a config would raise for a tokenizer."""
-    config.check_vocabulary(tokenizer.max_id)
-    for part in config.parts():
-        if not part.input.tokenized:
-            chat_format_of(outputs_of(part), tokenizer, text_rules(part))
-
-
 def text_rules(config: PipelineConfig) -> TextRules:
     """The rules of a config that turn text into pieces, apart from its sections."""
     rules, given = config.preprocessing, config.input
@@ -382,6 +373,16 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         else None,
         config.output.provenance,
     )
+
+
+def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+    """The rows of a block that a run caches: everything of a config but packing, padding and position ids.
+
+    Raises:
+        BeamPrepError: see `chain` and the steps.
+    """
+    made = run_steps(chain(config.part(records.origin.source.group), tokenizer), records)
+    return layout(config, tokenizer).cached(made, tokenizer.id_of("eos_token"), config.preprocessing.rows_without_loss)
 
 
 def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any) -> Shard:

@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,18 +28,12 @@ from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
 from beam_prep.process import lives, received_signal
+from beam_prep.storage.files import plain_size
 
 log = logging.getLogger("beam_prep")
 
 SMALL_INPUT = 64_000_000
 """Bytes of input below which one process is faster than two, which must first start."""
-_COMPRESSED = 4
-"""Bytes of content for each byte of a compressed file, about."""
-
-
-def plain_size(inputs: Iterable[InputFile]) -> int:
-    """Bytes of the files' contents, about."""
-    return sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs)
 
 
 class FlinkOptions(beams.PipelineOptions):

@@ -6,7 +6,7 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 import functools
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -16,6 +16,7 @@ import numpy as np
 
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.environment import asks_for_date
+from beam_prep.chat.messages import text_of_part
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import ALIVE, AnyPath, InputFile, Ledger, drawn
@@ -26,15 +27,15 @@ from beam_prep.data.schema import Output
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.hints import counted, listed, shortened
 from beam_prep.reading.records import Record, Records
-from beam_prep.reading.sources import source_of
 from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
-from beam_prep.shards.plan import LedgerTotals, Plan, shown_in
-from beam_prep.shards.receipts import ROLE_COUNTS, RowIndex, count_of
+from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
+from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
+from beam_prep.storage.files import plain_size
 from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.tokens.batch import Batch, with_roles, without_roles
+from beam_prep.tokens.batch import ROLE_COUNTS, Batch, with_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockStep, BuildMask
 
@@ -44,7 +45,6 @@ _PLACES = 128  # places that are read, and most files: neighbouring records are 
 _OF_A_PLACE = 4  # more places for more records than this from each
 _PLACES_BYTES = 2  # at places, at most this many times the sample's bytes are read
 _STREAM_BYTES = 8  # of all compressed files, at most this many times the sample's bytes are read
-_UNPACKED = 4  # bytes of content for each byte of a compressed file, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     """
     places = max(1, min(_PLACES_BYTES * size // CHUNK, max(_PLACES, count // _OF_A_PLACE)))
     chosen = drawn(len(files), min(_PLACES, places), first=True).tolist()
-    contents = {index: _content(files[index]) for index in chosen}
+    contents = {index: plain_size([files[index]]) for index in chosen}
     total, streams = max(1, sum(contents.values())), sum(is_stream(files[index]) for index in chosen)
     found, unread = list[tuple[Records, float]](), list[str]()
     complete = len(chosen) == len(files)
@@ -138,11 +138,6 @@ def _taken(blocks: Sequence[Records], stands_for: Array, count: int) -> Iterator
         for line in left_out.tolist():
             ledger.messages.pop(line, None)
         yield block.keep(np.flatnonzero(ledger.status[block.line] == ALIVE), ledger)
-
-
-def _content(file: InputFile) -> int:
-    """Bytes of content of a file, about."""
-    return file.size * (_UNPACKED if file.compression is not None or source_of(file.path).is_packed else 1)
 
 
 def filled(ledger: Ledger) -> Array:
@@ -267,7 +262,13 @@ class Sample:
                 step = step.model_copy(update={"truncation_mode": "keep_start"})
             given = given.model_copy(update={"date": _date(config, tokenizer)})
             running = config.model_copy(update={"input": given, "preprocessing": step})
-        steps = functools.cache(functools.partial(_steps, running, tokenizer))
+
+        @functools.cache
+        def steps(group: int | None) -> tuple[Sequence[BlockStep], Sequence[BlockStep]]:
+            # Without the check by sample: these blocks are so small that it would render every record three times.
+            own = running.part(group)
+            return mask_steps(own, tokenizer), row_steps(own, tokenizer)
+
         packing, eos_id = layout(running, tokenizer), tokenizer.id_of("eos_token")
         parts = []
         for number, records in enumerate(drawn.blocks):
@@ -359,18 +360,17 @@ class Sample:
     @functools.cached_property
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
-        counts, lines = defaultdict[str, Counter[str]](Counter), 0
         of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
+        receipts, shown = [], list[Dropped]()
         for rows in (part.rows for part in self.parts):
-            ledger, tokens = rows.ledger, rows.lengths
-            one_domain = np.zeros(len(rows), np.int32)
-            found = (rows.line, one_domain, tokens, ledger.status, ledger.outcomes, rows.counters)
-            index = RowIndex(*found, rows.roles.count(rows.line), length=tokens)
-            for each in index.statistics([""], {})["counts"]:
-                kind, what = count_of(each["what"])
-                counts[kind][what] += each["count"]
-            lines += len(ledger.status)
-            of_files[rows.origin.file] += (len(filled(ledger)), len(rows))
+            index, origin = RowIndex.of(rows, np.zeros(len(rows), np.int32), rows.lengths, TEXT_LIMIT), rows.origin
+            receipts.append(BlockReceipt(index.statistics([""], {})))
+            of_files[origin.file] += (len(filled(rows.ledger)), len(rows))
+            path, first = origin.source.path, origin.first_byte
+            shown += [Dropped(path, first + drop.offset, 0, drop, file=origin.file) for drop in index.shown]
+        kinds = ("blank", "dropped", "rejected", "counter", *ROLE_COUNTS)
+        counts = {kind: sum((Counter(each.counts(kind)) for each in receipts), Counter[str]()) for kind in kinds}
+        lines = sum(each["lines"] for each in receipts)
         return Plan(
             shards=(),
             rejects=(),
@@ -378,7 +378,7 @@ class Sample:
             counters=dict(sorted(counts["counter"].items())),
             inputs=[{"path": file.path} for file in self.files],
             roles={role: {what: counts[what][role] for what in ROLE_COUNTS} for role in sorted(counts["messages"])},
-            shown=tuple(drop for part in self.parts for drop in shown_in(part.rows, TEXT_LIMIT)),
+            shown=tuple(shown),
             of_files=of_files,
         )
 
@@ -492,34 +492,11 @@ def opened(
 ) -> tuple[PipelineConfig, list[InputFile], Tokenizer]:
     """The config, the files of the input and the tokenizer. Raises what a run with these arguments would raise."""
     config = read_config(config)
-    files, tokenizer = inputs_of(config, inputs), load_tokenizer(tokenizer_path)
-    config.check_vocabulary(tokenizer.max_id)
-    return config, files, tokenizer
-
-
-def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows of a block that a run caches: everything of a config but packing, padding and position ids.
-
-    Raises:
-        BeamPrepError: see `Sample.of`.
-    """
-    (part,) = Sample.of(_all_of([records], []), config, tokenizer, [], cut=False).parts
-    return without_roles(part.rows)
-
-
-def _steps(
-    config: PipelineConfig, tokenizer: Tokenizer, group: int | None
-) -> tuple[Sequence[BlockStep], Sequence[BlockStep]]:
-    """(steps up to masks, steps after them) for records of a group of inputs.
-
-    Without the check by sample: these blocks are so small that it would render every record three times.
-    """
-    own = config.part(group)
-    return mask_steps(own, tokenizer), row_steps(own, tokenizer)
+    return config, inputs_of(config, inputs), load_tokenizer(tokenizer_path)
 
 
 def _part(number: int, records: Records, before: Sequence[BlockStep], after: Sequence[BlockStep]) -> Part:
-    """A block after each step; its rows are not yet as a run caches them. For the steps see `_steps`."""
+    """A block after each step, up to the masks and behind them; its rows are not yet as a run caches them."""
     block: Any = records
     read, rendered, tokenized = records, None, None
     for step in before:
@@ -537,12 +514,8 @@ def sample_of(
     blocks: Sequence[Records], config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]
 ) -> Sample:
     """The sample of given records. For arguments and errors see `Sample.of`."""
-    return Sample.of(_all_of(blocks, files), config, tokenizer, files)
-
-
-def _all_of(blocks: Sequence[Records], files: Sequence[InputFile]) -> Drawn:
     count = sum(map(len, blocks))
-    return Drawn(tuple(blocks), count, count, False, len(files), ())
+    return Sample.of(Drawn(tuple(blocks), count, count, False, len(files), ()), config, tokenizer, files)
 
 
 def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
@@ -572,7 +545,4 @@ _asks = functools.lru_cache(maxsize=8)(asks_for_date)
 def text_of(message: Mapping[str, Any]) -> str:
     """The text of a message; the texts of its parts joined."""
     content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        return "".join(part for part in parts if isinstance(part, str))
-    return content if isinstance(content, str) else ""
+    return "".join(map(text_of_part, content if isinstance(content, list) else [content]))

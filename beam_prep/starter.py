@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.audit import Audit, as_lines
-from beam_prep.audit.of_tokens import adds_eos
+from beam_prep.audit.of_tokens import adds_eos, enough
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import meanings, plain
@@ -228,8 +228,6 @@ def find_shape(records: Sequence[Record]) -> Found | None:
 RECORDS = 500
 """How many records are read: a few hundred show shapes and lengths, though not rare faults."""
 _SAID = 4  # most other shapes that are mentioned
-_CUT = 0.01
-"""The proposed `max_seq_len` cuts off at most this share of the tokens."""
 _SHORTEST, _LONGEST, _CHUNK = 512, 32_768, 2_048
 """The least and the most that is proposed as `max_seq_len`, and the length of a chunk."""
 _CHARACTERS = 3
@@ -645,9 +643,7 @@ def _set_length(
     else:
         sizes = Sample.of(drawn, PipelineConfig.from_dict(made.config), tokenizer, files).lengths
         how = "counted with the tokenizer"
-    longest, length = int(sizes.max(initial=0)), _SHORTEST
-    while length < _LONGEST and np.maximum(sizes - length, 0).sum() > _CUT * sizes.sum():
-        length *= 2
+    longest, length = int(sizes.max(initial=0)), min(_LONGEST, enough(sizes, _SHORTEST))
     cut = np.maximum(sizes - length, 0).sum() / max(1, sizes.sum())
     made.preprocessing["max_seq_len"] = length
     made.why["preprocessing.max_seq_len"] = (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, ranges
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, ShardReader, joined
@@ -162,8 +162,7 @@ def documents_add_up(rows: Rows) -> Iterator[Wrong]:
 def _values(rows: Ragged, wrong: Array, text: str) -> Wrong:
     """The rows with wrong values, and the first of each; `wrong`: bool, for each innermost value of `rows`."""
     places = np.flatnonzero(wrong)
-    borders = rows.values.offsets[rows.offsets] if isinstance(rows.values, Ragged) else rows.offsets
-    numbers, first = np.unique(np.searchsorted(borders, places, "right") - 1, return_index=True)
+    numbers, first = np.unique(np.searchsorted(rows.flat_offsets, places, "right") - 1, return_index=True)
     return Wrong(numbers, text, (rows.flat[places[first]],))
 
 
@@ -297,15 +296,12 @@ def _parts(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[str,
     Raises:
         FormatError: a row is damaged.
     """
-    ends, start = offsets_of(reader.sizes()), 0
-    while start < len(reader):
-        stop = max(start + 1, int(np.searchsorted(ends, ends[start] + VALUES_AT_ONCE, "right")) - 1)
+    for part in ranges(reader.sizes(), VALUES_AT_ONCE):
         if isinstance(reader, FlatReader):  # its columns are arrays
-            yield reader.rows(start, stop)
+            yield reader.rows(part.start, part.stop)
         else:
-            rows = [reader.row(number) for number in range(start, stop)]
+            rows = [reader.row(number) for number in range(part.start, part.stop)]
             yield {each.name: joined([row[each.name] for row in rows], each.dtype, each.levels) for each in columns}
-        start = stop
 
 
 def _count_rejects(path: Path, name: str, rejected: Counter[str]) -> Iterator[str]:
@@ -317,17 +313,17 @@ def _count_rejects(path: Path, name: str, rejected: Counter[str]) -> Iterator[st
                 yield f"{name}: line {number} is no reject: {line[:60]!r}"
 
 
-def numbers(text: bytes) -> dict[str, Any]:
+def numbers(manifest: Mapping[str, Any], text: bytes) -> dict[str, Any]:
     """A few numbers of an output, for a scheduler.
 
     Args:
-        text: the bytes of its manifest.
+        manifest: its manifest.
+        text: the bytes of the manifest.
 
     Returns:
         `manifest_sha256`; `shards` and `rows`; `tokens` and `trained`, by column; `read`, the number of records that
         were read, and `rejected`, by reason.
     """
-    manifest = manifests.load(text, MANIFEST)
     totals, ledger = manifest["totals"], manifest["ledger"]
     return {
         "manifest_sha256": hashlib.sha256(text).hexdigest(),

@@ -163,7 +163,7 @@ def run_of(output: Path | str) -> dict[str, Any]:
 def prepared(config: dict[str, Any], records: list[Any]) -> Any:
     """The `Batch` of a block of records, as a run caches it, without a job."""
     from beam_prep.config import PipelineConfig
-    from beam_prep.sample import prepare
+    from beam_prep.recipe import prepare
     from beam_prep.testing import records as block
     from tests.reference import ours
 

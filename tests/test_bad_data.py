@@ -19,7 +19,7 @@ from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import InputError, RunError
-from beam_prep.sample import prepare
+from beam_prep.recipe import prepare
 from tests.conftest import ROOT, SHARED, Run, config_of, records_of, run_of, shared, text_config
 from tests.reference import ours
 from tests.test_sources import blocks

@@ -21,7 +21,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.schema import TextRules
 from beam_prep.errors import TokenizerError
-from beam_prep.sample import prepare
+from beam_prep.recipe import prepare
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize_with
 from beam_prep.tokens.tokenizer import Tokenizer

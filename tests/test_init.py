@@ -13,7 +13,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.audit import audit
 from beam_prep.config import PipelineConfig
-from beam_prep.sample import prepare
+from beam_prep.recipe import prepare
 from beam_prep.starter import PLAIN_TEMPLATE, find_shape
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, says, write_lines

@@ -276,8 +276,8 @@ class Block:
                 part = token_cache.rows(self.name, domain, start, stop)
                 found.append(json.dumps({name: column.to_lists() for name, column in part.items()}))
         (row_index,) = token_cache.row_indexes([self.name])
-        arrays = (row_index.line, row_index.domain, row_index.tokens, row_index.status)
-        found += [repr([each.tolist() for each in arrays]), repr((row_index.outcomes, row_index.counters))]
+        arrays = {**row_index.rows, "status": row_index.status}
+        found += [repr({name: each.tolist() for name, each in arrays.items()}), repr(row_index.outcomes)]
         return [*found, repr(list(token_cache.rejects([self.name])))]
 
 

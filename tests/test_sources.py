@@ -15,7 +15,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.reading.records import Record, Records, parse
-from beam_prep.sample import prepare
+from beam_prep.recipe import prepare
 from beam_prep.starter import find_shape
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import blocks_of, split_file

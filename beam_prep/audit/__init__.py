@@ -11,7 +11,7 @@ from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import AnyPath
 from beam_prep.errors import BeamPrepError, InputError
-from beam_prep.hints import counted
+from beam_prep.hints import counted, some
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Sample, draw, opened, with_roles_of_others
@@ -121,9 +121,8 @@ def audit(
 def unread_fields(samples: Iterable[Sample]) -> list[str]:
     """A line with the fields of records and messages that neither config nor template reads; [] without any."""
     found = (name for each in samples for name in (*of_records.unread(each), *of_tokens.keys_not_written(each)))
-    names = [*dict.fromkeys(found)]
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return [f"fields that nothing reads: {', '.join(map(repr, names[:12]))}{more}"] if names else []
+    names = some(map(repr, dict.fromkeys(found)), 12)
+    return [f"fields that nothing reads: {names}"] if names else []
 
 
 def _notes(sample: Sample) -> Iterable[str]:

@@ -15,6 +15,7 @@ from beam_prep.chat.messages import has_words
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import ADVICE
 from beam_prep.hints import counted
+from beam_prep.reading.decontaminate import texts_in
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Conversation, Example, Part, Sample, text_of
@@ -98,9 +99,10 @@ class Hits:
         """The count in words: `1 record`, `2,000 texts`."""
         return counted(self.count, self.of.removesuffix("s"))
 
-    def finding(self, name: str, says: str, mend: str, at_least: float = 0) -> Iterator[Finding]:
-        """The finding, if more than the share `at_least` of the sample's records has the problem."""
-        if self.records > at_least * max(1, self.sample.count):
+    def finding(self, name: str, says: str, mend: str, at_least: float = 0, of: int | None = None) -> Iterator[Finding]:
+        """The finding, if more than the share `at_least` of the sample's records, or of `of` places, have it."""
+        seen, every = (self.records, max(1, self.sample.count)) if of is None else (self.count, of)
+        if seen > at_least * every:
             yield Finding(name, says, self.count, self.of, self.records, round(self.tokens), mend, self.example)
 
 
@@ -117,8 +119,9 @@ def left_out(sample: Sample) -> Iterator[Finding]:
     found: dict[tuple[str, str], Hits] = {}
     for kind, reason, part, line in sample.left_out():
         if reason == "rows_without_loss":
-            rows = part.masked.line == line
-            if any((trained[rows] > 0).any() for trained in trained_tokens(part.masked).values()):
+            masked, rows = part.masked, part.masked.line == line
+            counts = trained_tokens(masked.schema.values(), masked.columns).values()
+            if any((trained[rows] > 0).any() for trained in counts):
                 reason = "cut"
         message = part.rows.ledger.messages.get(line, "")
         found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))
@@ -180,7 +183,7 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
     known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
     for part, line, record in sample.originals():
-        texts = {name: texts_in(record[name]) for name in record if name.lower() in known and name not in read}
+        texts = {name: [*texts_in(record[name])] for name in record if name.lower() in known and name not in read}
         told = squeezed("\n".join(text for name in read for text in texts_in(record.get(name))))
         for name, own in texts.items():
             if all(squeezed(text) in told or text in ("on", "off") for text in own):
@@ -196,13 +199,6 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         elif sample.conversations:  # a section of text cannot stand beside them
             mend = 'put it into messages ({"role": "system", "content": ...}; "reasoning_content"), or take it out'
         yield from hits.finding("field_not_read", says, mend, _RARE)
-
-
-def texts_in(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for each in values for text in texts_in(each)]
 
 
 def squeezed(text: str) -> str:
@@ -251,7 +247,7 @@ def empty_turns(sample: Sample) -> Iterator[Finding]:
         role = message.get("role")
         content = message.get("content")
         said = not isinstance(content, str | list | None) or has_words(content) or any(map(message.get, SAID[1:]))
-        said = said or ("content" not in message and len(texts_in(message)) > 1)
+        said = said or ("content" not in message and any(texts_in(message)))
         if isinstance(role, str) and role not in ("system", "tool", "function") and not said:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({role}) is empty")
             roles[role] += 1

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit.of_records import SAID, Finding, Hits, messages_of, squeezed, texts_in
+from beam_prep.audit.of_records import SAID, Finding, Hits, messages_of, squeezed
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.chat.messages import holds_objects
 from beam_prep.data.ragged import Array
 from beam_prep.reading.adapters import template_kwargs
+from beam_prep.reading.decontaminate import texts_in
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards import report
-from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
+from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name, near_role
 from beam_prep.tokens.rows import NEAR, RoleMask, endless_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -130,9 +131,8 @@ def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
         if isinstance(role, str) and role not in (view.mask or ()) and not is_usual(role, view):
             hits = found.setdefault(role, Hits(sample, "messages"))
             hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text}", sample.tokens_in(text))
-    known = [*OFTEN_MASKED, "assistant"]
     for role, hits in sorted(found.items(), key=lambda entry: -entry[1].tokens)[:8]:
-        near = None if role in known else near_name(role, dict.fromkeys([*known, *(view.mask or ())]))
+        near = near_role(role, view)
         done, other = ("trained", "mask") if view.mask_default == "train" else ("not trained", "train")
         says = f"`mask` does not name the role {role!r}, of {hits.told}: {done}"
         says += f"; did you mean {near!r}?" if near else ""
@@ -221,8 +221,7 @@ def no_end(sample: Sample) -> Iterator[Finding]:
         mend = "end the texts of the lists with the EOS token's text: preprocessing.eos does not reach lists"
     elif sample.tokenizer.id_of("eos_token") is None:
         mend = f"name an eos_token in the tokenizer, then {mend}"
-    if hits.count > _FEW * seen:
-        yield from hits.finding("no_end", says, mend)
+    yield from hits.finding("no_end", says, mend, _FEW, seen)
 
 
 def roles_without_end(sample: Sample) -> Iterator[Finding]:
@@ -282,7 +281,7 @@ def cut_off(sample: Sample) -> Iterator[Finding]:
     share = hits.tokens / max(1, sample.tokens)
     what = "the run ends at the first of them" if mode == "error" else f"{share:.1%} of all tokens are cut off"
     says = f"{hits.told} with more tokens than {sample.view.limit} ({longest:,}): {what}"
-    mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}'
+    mend = f'"preprocessing": {{"{sample.view.limit}": {_longer(sample)}}}'
     if sample.view.packs:
         mend += ', or "truncation_mode": "chunk"'
     yield from hits.finding("cut_off", says, mend)
@@ -303,17 +302,25 @@ def answers_cut(sample: Sample) -> Iterator[Finding]:
             lost = int((row.mask[:border] if mode == "keep_end" else row.mask[border:]).sum())
             hits.add(row.part, row.line, f"an answer is cut in two, {lost:,} trained tokens are cut off", lost)
     says = f"{sample.view.limit}, {longest:,}, cuts through an answer, which is trained in part, in {hits.told}"
-    mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}, or "truncation_mode": "drop"'
-    if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
-        yield from hits.finding("answers_cut", says, mend)
+    mend = f'"preprocessing": {{"{sample.view.limit}": {_longer(sample)}}}, or "truncation_mode": "drop"'
+    yield from hits.finding("answers_cut", says, mend, _FEW, sum(len(part.masked) for part in sample.parts))
 
 
-def _enough(sample: Sample) -> int:
-    """The smallest power of two, above the current length, that cuts off at most a share of `_FEW` of the tokens."""
-    sizes, enough = sample.lengths, 1 << (sample.longest or 1).bit_length()
-    while np.maximum(sizes - enough, 0).sum() > _FEW * sizes.sum():
-        enough *= 2
-    return enough
+def enough(sizes: Array, least: int) -> int:
+    """The length, `least` or twice, four times ... that, which cuts off at most a share of `_FEW` of all tokens.
+
+    Args:
+        sizes: int64, tokens of rows.
+        least: a power of two.
+    """
+    while np.maximum(sizes - least, 0).sum() > _FEW * sizes.sum():
+        least *= 2
+    return least
+
+
+def _longer(sample: Sample) -> int:
+    """What is enough, above the current length."""
+    return enough(sample.lengths, 1 << (sample.longest or 1).bit_length())
 
 
 def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
@@ -327,8 +334,7 @@ def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
     mend = "put the space that is between them at the beginning of the answer, not at the end of the prompt"
     if sample.config.input.implicit_prompt or sample.conversations:
         mend = "nothing, where the template writes the border, or both sides begin with the same letters; else " + mend
-    if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
-        yield from hits.finding("prompt_not_prefix", says, mend)
+    yield from hits.finding("prompt_not_prefix", says, mend, _FEW, sum(len(part.masked) for part in sample.parts))
 
 
 def answers_in_part(sample: Sample) -> Iterator[Finding]:
@@ -338,9 +344,9 @@ def answers_in_part(sample: Sample) -> Iterator[Finding]:
     if given.mask_options is not None or given.mask.get("assistant", given.mask_default) != "train":
         return
     for chat, text, trained in _rendered(sample) if actions == {"$role"} else ():
-        text, trained = _plain(text), _plain(trained)
+        text, trained = squeezed(text), squeezed(trained)
         for place, message in enumerate(chat.messages):
-            said = _plain(text_of(message))
+            said = squeezed(text_of(message))
             if not said or message.get("role") != "assistant" or said not in text:
                 continue
             compared += 1
@@ -349,12 +355,7 @@ def answers_in_part(sample: Sample) -> Iterator[Finding]:
                 hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text_of(message)}", size)
     says = f"not all words are trained in {hits.told} of the assistant, of {compared:,} that were compared"
     mend = "{% generation %} in the chat template must hold all that the assistant says, and its end token"
-    if hits.count > _FEW * compared:
-        yield from hits.finding("answers_in_part", says, mend)
-
-
-def _plain(text: str) -> str:
-    return "".join(text.split())
+    yield from hits.finding("answers_in_part", says, mend, _FEW, compared)
 
 
 _UNKNOWN = 0.001

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Literal
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, Location, Problem, 
 from beam_prep.data.schema import FILE, LOSS_WEIGHTS, NAME, OFFSET, PROMPT_COMPLETION, RESERVED, name_problems
 from beam_prep.formats import FORMATS
 from beam_prep.hints import shown, unknown_name
+from beam_prep.shards.pack import Positions
 
 
 def joint_problems(
@@ -280,9 +280,6 @@ def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output
     return found | output.metadata()
 
 
-def position_ids_mode_of(
-    preprocessing: PreprocessingConfig, output: OutputConfig
-) -> Literal["none", "doc_reset", "continuous"]:
+def position_ids_mode_of(preprocessing: PreprocessingConfig, output: OutputConfig) -> Positions:
     """The mode of position ids: as in the config, else `doc_reset` with packing and `none` without."""
-    default: Literal["none", "doc_reset"] = "none" if preprocessing.packing_strategy == "none" else "doc_reset"
-    return output.position_ids_mode or default
+    return output.position_ids_mode or ("none" if preprocessing.packing_strategy == "none" else "doc_reset")

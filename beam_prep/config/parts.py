@@ -27,9 +27,10 @@ from beam_prep.data.schema import (
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown
 from beam_prep.reading.adapters import AdapterName, Alpaca, ShareGPT, adapter, fields_read
+from beam_prep.reading.keys import Normalize
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.shards.compose import rest
-from beam_prep.shards.pack import Packing
+from beam_prep.shards.pack import Packing, Positions
 
 
 class DeduplicateConfig(Strict):
@@ -38,7 +39,7 @@ class DeduplicateConfig(Strict):
     by: Annotated[list[Text], Field(min_length=1)] | None = None
     """Fields of the record. Records are equal if the values of all these fields are equal. Null: the fields that the
     config reads; each group compares its own."""
-    normalize: Literal["none", "whitespace", "nfkc_casefold"] = "none"
+    normalize: Normalize = "none"
     """Differences between texts that are ignored. `whitespace`: a run of white space counts as one blank, and white
     space at the ends of a text does not count; `nfkc_casefold`: case and Unicode form are ignored, too."""
 
@@ -236,7 +237,7 @@ class OutputConfig(Strict):
     """Adds `loss_weights` (float32): the weight of each token, from `weight` of its message and of its record, 0 where
     nothing is trained. See [weights](masks.md#weights). Only with `input.sections`. The mask is then written even if
     every token is trained."""
-    position_ids_mode: Literal["none", "doc_reset", "continuous"] | None = None
+    position_ids_mode: Positions | None = None
     """Adds `position_ids`: from 0 in every document, or through the row. Null: `doc_reset` with packing, else none."""
     names: dict[str, Name] = Field(default={})
     """Column to the name under which it is written: `{"seq_lens": "seq_lengths"}` for TRL. All other keys (`dtype`,

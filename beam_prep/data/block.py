@@ -36,10 +36,8 @@ ADVICE = {reason: found["advice"] for of in REASONS.values() for reason, found i
 
 
 def sample(digest: str, count: int, limit: int) -> Array:
-    """Indexes of at most `limit` of `count` rows, by a hash of the block and the index: the same on every worker."""
-    seed = np.uint64(int(digest[:16], 16))
-    hashed = (np.arange(count, dtype=np.uint64) ^ seed) * np.uint64(0x9E3779B97F4A7C15)
-    return np.argsort(hashed ^ (hashed >> np.uint64(29)), kind="stable")[:limit]
+    """Indexes of at most `limit` of `count` rows, drawn by the digest of the block: the same on every worker."""
+    return np.random.default_rng(int(digest[:16], 16)).permutation(count)[:limit]
 
 
 def drawn(of: int, count: int, first: bool = False, seed: int = 0) -> Array:

@@ -8,7 +8,20 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 CHUNK = 64 * 1024
+
+GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Constants of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
+
+
+def mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The last step of SplitMix64. Different values stay different."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(_FIRST)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(_SECOND)
+    return values ^ values >> np.uint64(31)
 
 
 @dataclass(frozen=True, slots=True)

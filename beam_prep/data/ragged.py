@@ -13,12 +13,31 @@ from beam_prep.errors import RunError
 Array = npt.NDArray[Any]
 
 
+def no_numbers() -> Array:
+    return np.zeros(0, np.int64)
+
+
 def offsets_of(lengths: npt.ArrayLike) -> Array:
     """Row lengths [n] -> row borders int64 [n + 1], from 0 on."""
     lengths = np.asarray(lengths, dtype=np.int64)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def ranges(sizes: Array, most: int, rows: int = 1 << 62) -> Iterator[slice]:
+    """Consecutive rows of at most `most` in size, and at most `rows` of them; a larger row is alone.
+
+    Args:
+        sizes: int64 [n], the size of each row.
+        most, rows: see above.
+    """
+    ends, start = offsets_of(sizes), 0
+    while start < len(sizes):
+        fitting = int(np.searchsorted(ends, ends[start] + most, "right")) - 1
+        stop = min(max(fitting, start + 1), start + rows)
+        yield slice(start, stop)
+        start = stop
 
 
 def changes(*columns: Array) -> Array:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
+from beam_prep.data.ragged import Array, Ragged, narrow, ranges
 from beam_prep.data.schema import Column
 from beam_prep.formats import FilesOfShard, Format, Row, ShardReader, ShardWriter, cast
 from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt, dump
@@ -111,23 +111,18 @@ class BatchWriter(ShardWriter):
             new = columns[column.name]
             new = new.with_flat(cast(new.flat, column.dtype, column.name))
             rows[column.name] = Ragged.concat([self._held[column.name], new]) if self._held else new
-        ends = offsets_of(np.sum([found.flat_lengths * found.flat.itemsize for found in rows.values()], axis=0))
-        start = 0
-        while (stop := self._end(ends, start)) < len(ends) - 1:
-            self._put(self._batch(rows, start, stop))
-            start = stop
+        sizes, start = np.sum([found.flat_lengths * found.flat.itemsize for found in rows.values()], axis=0), 0
+        for part in ranges(sizes, self._format.batch_bytes, int(self._format.batch_rows)):
+            if part.stop < len(sizes):
+                self._put(self._batch(rows, part))
+                start = part.stop
         self._held = {name: found[start:] for name, found in rows.items()}
         self._held = {name: found.with_flat(found.flat.copy()) for name, found in self._held.items()}
 
-    def _end(self, ends: Array, start: int) -> int:
-        """The end of the batch that begins at row `start`; `ends`: the offsets of the rows, in bytes."""
-        by_bytes = int(np.searchsorted(ends, ends[start] + self._format.batch_bytes, "right")) - 1
-        return min(max(by_bytes, start + 1), start + int(self._format.batch_rows))
-
-    def _batch(self, rows: Mapping[str, Ragged], start: int, stop: int) -> pa.RecordBatch:
+    def _batch(self, rows: Mapping[str, Ragged], part: slice) -> pa.RecordBatch:
         arrays = []
         for column in self._columns:
-            values = rows[column.name][start:stop]
+            values = rows[column.name][part]
             is_number = column.depth == 0 and column.role != "string"
             arrays.append(array_of(values.flat if is_number else values, column.role == "string"))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -136,7 +131,7 @@ class BatchWriter(ShardWriter):
         """Writes the last batch, if it has rows."""
         rows = len(next(iter(self._held.values()), ()))
         if rows:
-            self._put(self._batch(self._held, 0, rows))
+            self._put(self._batch(self._held, slice(rows)))
 
 
 class BatchReader(ShardReader):

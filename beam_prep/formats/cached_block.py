@@ -26,8 +26,8 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.errors import FormatError
 from beam_prep.formats.arrow import array_of, rows_of
 from beam_prep.reading.keys import DUPLICATE
-from beam_prep.reading.records import Drop, shown
-from beam_prep.shards.receipts import BlockReceipt, RowIndex
+from beam_prep.reading.records import Drop
+from beam_prep.shards.receipts import DIGEST, BlockReceipt, RowIndex
 from beam_prep.tokens.batch import Batch, RoleCounts
 
 CACHE_VERSION = 23
@@ -37,6 +37,8 @@ ROWS, ROW_INDEX = ".arrow", ".rows.arrow"
 
 _REJECTS = "rejects"
 """The column of the row index that holds the rejected lines."""
+_ROLE, _NARROW = "role:", ("length", "offset")
+"""The prefix of columns that hold its `RoleCounts`, and columns of small numbers."""
 
 # Sealed files: content in parts, then a checksum of each part. A reader checks each part before it uses it.
 #
@@ -157,13 +159,10 @@ def encode_block(
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
-    ledger, roles = batch.ledger, batch.roles.count(batch.line)
-    row_index = RowIndex(
-        batch.line, domain, tokens, ledger.status, ledger.outcomes, batch.counters, roles, length=batch.lengths
-    )
+    row_index = RowIndex.of(batch, domain, tokens, text_limit)
     made = {name: count for name, count in batch.made.items() if not of_this_run(name)}
     receipt = BlockReceipt.of(row_index.statistics(names, made), tuple(batch.schema.values()))
-    index = _row_index(batch, domain, tokens, roles, text_limit, name)
+    index = _row_index(row_index, _rejects(batch.ledger, text_limit), name)
     return receipt, {ROW_INDEX: index, ROWS: _rows(batch, domain, receipt, name)}
 
 
@@ -204,23 +203,16 @@ def joined(parts: Sequence[dict[str, Ragged]], order: Array) -> dict[str, Ragged
     return {name: Ragged.concat([part.pop(name) for part in parts]).take(order) for name in [*parts[0]]}
 
 
-def _row_index(
-    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, text_limit: int, block: str
-) -> tuple[Data, bytes]:
-    columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
-    columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
-    by_role = [np.diff(roles.line, prepend=0), roles.role, *roles.counts]
-    columns |= {f"role:{place}": _narrow(counts) for place, counts in enumerate(by_role)}
-    columns |= {f"digest:{name}": found[batch.line].ravel() for name, found in batch.ledger.digests.items()}
-    columns |= {"length": _narrow(batch.lengths), "offset": _narrow(batch.ledger.offsets(batch.line))}
+def _row_index(row_index: RowIndex, rejects: list[dict[str, Any]], block: str) -> tuple[Data, bytes]:
+    roles = row_index.roles
+    by_role = enumerate([np.diff(roles.line, prepend=0), roles.role, *roles.counts])
     # The columns have different lengths, so each is stored as one list, in a single row.
-    lists = {**columns, _REJECTS: _rejects(batch.ledger, text_limit)}
+    lists: dict[str, Any] = {name: values.ravel() for name, values in row_index.rows.items()}
+    lists |= {f"{_ROLE}{place}": _narrow(counts) for place, counts in by_role}
+    lists |= {name: _narrow(lists[name]) for name in _NARROW} | {"status": row_index.status, _REJECTS: rejects}
     written = pa.record_batch({name: pa.array([values]) for name, values in lists.items()})
-    facts = {
-        "outcomes": batch.ledger.outcomes,
-        "roles": roles.names,
-        "shown": [asdict(record) for record in shown(batch.ledger, text_limit)],
-    }
+    shown = [asdict(record) for record in row_index.shown]
+    facts = {"outcomes": row_index.outcomes, "roles": roles.names, "shown": shown}
     return seal_batches([written], written.schema, facts, block + ROW_INDEX, "zstd")
 
 
@@ -298,22 +290,14 @@ def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
     sealed = Sealed(source, name + ROW_INDEX)
     batch = sealed.batch(0)
     found = {name: batch.column(name).values.to_numpy() for name in batch.schema.names if name != _REJECTS}
-
-    def prefixed(prefix: str) -> dict[str, Array]:
-        return {name.removeprefix(prefix): found.pop(name) for name in list(found) if name.startswith(prefix)}
-
-    counters, digests, by_role = (prefixed(prefix) for prefix in ("counter:", "digest:", "role:"))
-    if DUPLICATE in digests:
-        digests[DUPLICATE] = digests[DUPLICATE].reshape(-1, 2)
-    steps, role, *counts = (each.astype(np.int64) for each in by_role.values())
-    return RowIndex(
-        **{**found, **{name: found[name].astype(np.int64) for name in ("length", "offset")}},
-        outcomes=[(kind, reason) for kind, reason in sealed.fact("outcomes")],
-        counters=counters,
-        roles=RoleCounts(tuple(sealed.fact("roles")), np.cumsum(steps), role, np.stack(counts)),
-        shown=tuple(Drop(**record) for record in sealed.fact("shown")),
-        digests=digests,
-    )
+    by_role = [found.pop(name) for name in [*found] if name.startswith(_ROLE)]
+    steps, role, *counts = (each.astype(np.int64) for each in by_role)
+    found |= {name: found[name].astype(np.int64) for name in _NARROW}
+    if (digests := found.get(DIGEST + DUPLICATE)) is not None:
+        found[DIGEST + DUPLICATE] = digests.reshape(-1, 2)
+    outcomes = [(kind, reason) for kind, reason in sealed.fact("outcomes")]
+    roles = RoleCounts(tuple(sealed.fact("roles")), np.cumsum(steps), role, np.stack(counts))
+    return RowIndex(found, found.pop("status"), outcomes, roles, tuple(Drop(**each) for each in sealed.fact("shown")))
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

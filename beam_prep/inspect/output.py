@@ -25,7 +25,7 @@ from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import Column, metadata_value
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
-from beam_prep.hints import VISIBLE, counted, listed
+from beam_prep.hints import VISIBLE, counted, listed, some
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, Screen, draw, rendered
 from beam_prep.inspect.row import InputLines, LeftOut, RowKind, ShownRow, beginning, percent, source_lines
 from beam_prep.readers.dataset import ALL, Dataset, open_dataset
@@ -427,8 +427,7 @@ def summary(output: str, manifest: Mapping[str, Any]) -> list[str]:
         lines.append(f"split {name}: {counted(found['rows'], 'row')}, {counted(tokens, 'token')}")
     names = [*manifest["domains"]]
     if names != [DEFAULT_DOMAIN]:
-        more = f" and {len(names) - _DOMAINS_NAMED:,} more" if len(names) > _DOMAINS_NAMED else ""
-        lines.append(f"{counted(len(names), 'domain')}: {', '.join(names[:_DOMAINS_NAMED])}{more}".translate(VISIBLE))
+        lines.append(f"{counted(len(names), 'domain')}: {some(names, _DOMAINS_NAMED)}".translate(VISIBLE))
     lines += mix_lines(manifest)
     lines += [f"{kind}: {listed(ledger[kind])}" for kind in ("dropped", "rejected") if ledger[kind]]
     lines += [f"{name} lines: {ledger[name]:,}" for name in ("blank", "not_read") if ledger.get(name)]

@@ -14,6 +14,7 @@ from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 
+from beam_prep.data.hashing import GOLDEN, mixed
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError
@@ -214,9 +215,6 @@ class View(Rows):
 _AHEAD = 32
 """Samples that a loop over a view reads at a time."""
 
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Constants of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
-
 
 def shuffled(count: int, *key: int) -> Array:
     """int64 [count]: the numbers below `count` in a random order with the seed `key`, the same on every machine.
@@ -226,21 +224,13 @@ def shuffled(count: int, *key: int) -> Array:
     start = np.uint64(0)
     for number in key:
         added = np.array([number % (1 << 64)], np.uint64)
-        start = _mixed(start + added * np.uint64(_GOLDEN) + np.uint64(_GOLDEN))[0]
+        start = mixed(start + added * np.uint64(GOLDEN) + np.uint64(GOLDEN))[0]
     numbers = np.arange(count, dtype=np.uint64)
     low = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
     # A random key with the number itself in its low bits: to sort it takes half the time of an argsort.
-    keys = _mixed(numbers * np.uint64(_GOLDEN) + start) & ~low | numbers
+    keys = mixed(numbers * np.uint64(GOLDEN) + start) & ~low | numbers
     keys.sort()
     return (keys & low).astype(np.int64)
-
-
-def _mixed(values: Array) -> Array:
-    """The last step of SplitMix64. Different values stay different."""
-    values = (values ^ values >> np.uint64(30)) * np.uint64(_FIRST)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(_SECOND)
-    mixed: Array = values ^ values >> np.uint64(31)
-    return mixed
 
 
 def checked(indices: Sequence[int] | Array, count: int) -> Array:

@@ -158,13 +158,12 @@ def _unfit(value: Any, what: str, place: str, found: list[Reject]) -> str:
 
 
 def blocks(
-    bucket: int, encoded: Iterable[bytes], sizes: Mapping[int, int], buckets: int, block_bytes: int
+    group: tuple[int, Iterable[bytes]], sizes: Mapping[int, int], buckets: int, block_bytes: int
 ) -> Iterator[Records]:
     """The blocks of a bucket.
 
     Args:
-        bucket: its number.
-        encoded: its records, in any order.
+        group: its number, and its records, in any order.
         sizes: bucket -> bytes of its lines, for all buckets that are not empty.
         buckets: number of buckets.
         block_bytes: bytes of a block, unless one line has more.
@@ -172,7 +171,7 @@ def blocks(
     Raises:
         InputError: the records do not have the sizes that were counted before.
     """
-    records = sorted(encoded, reverse=True)
+    bucket, records = group[0], sorted(group[1], reverse=True)
     found, wanted = sum(map(line_size, records)), sizes.get(bucket, 0)
     if found != wanted:
         raise InputError(

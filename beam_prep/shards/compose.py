@@ -3,18 +3,19 @@
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from beam_prep.data.hashing import GOLDEN, mixed
 from beam_prep.data.ragged import Aligned, Array
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
-from beam_prep.shards.receipts import BlockReceipt, Copies, RowIndex, View
+from beam_prep.shards.receipts import DIGEST, BlockReceipt, Copies, RowIndex
 
 
 def rest(shares: Iterable[float | Fraction]) -> Fraction:
@@ -56,7 +57,7 @@ class Splits:
         Args:
             digests: uint64 [rows], see `Ledger.digests`.
         """
-        hashes = mixed(digests ^ np.uint64(mixed_number(self.seed)))
+        hashes = hashed(digests ^ np.uint64(mixed_number(self.seed)))
         # Exact borders: a float near 2^64 is off by thousands.
         until = itertools.accumulate(Fraction(str(share)) for share in self.shares[:-1])
         most = (1 << 64) - 1
@@ -227,7 +228,7 @@ class Arranged(Aligned):
     row: Array
 
 
-def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) -> Arranged:
+def arranged(view: RowIndex, place: Place, seed: int, taken: Mapping[int, Taken]) -> Arranged:
     """The rows of a block with their keys.
 
     Args:
@@ -236,8 +237,8 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
         taken: part -> which of its rows are written, and how often. Other parts are written once, completely.
     """
     count = place.rows
-    line = view.row_index.line[:count].astype(np.int64) + place.first_line
-    local = view.row_index.domain[:count]
+    line = view["line"][:count].astype(np.int64) + place.first_line
+    local = view["domain"][:count]
     part = np.array(place.parts, np.int32)[local]
     of_parts = [taken.get(code, Taken()) for code in place.parts]
     copies = np.array([each.copies for each in of_parts], np.int64)[local]
@@ -256,25 +257,19 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
 # The order of rows
 
 _MASK = (1 << 64) - 1
-_STEP = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _SAMPLE = 0xD1B54A32D192ED03
 
 
-def mixed(values: Array) -> Array:
-    """uint64 [n]: hashes of the values (splitmix64). Different values have different hashes."""
-    found = values.astype(np.uint64) + np.uint64(_STEP)
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(_FIRST)
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(_SECOND)
-    mixed_values: Array = found ^ (found >> np.uint64(31))
-    return mixed_values
+def hashed(values: Array) -> Array:
+    """uint64 [n]: hashes of the values. Different values have different hashes."""
+    return mixed(values.astype(np.uint64) + np.uint64(GOLDEN))
 
 
 def mixed_number(*values: int) -> int:
     """A 64-bit hash of several numbers."""
     found = 0
     for value in values:
-        found = int(mixed(np.array([(found ^ value) & _MASK], np.uint64))[0])
+        found = int(hashed(np.array([(found ^ value) & _MASK], np.uint64))[0])
     return found
 
 
@@ -288,12 +283,12 @@ def shuffle_keys(seed: int, file: int, lines: Array, copy: int = 0) -> Array:
         copy: the number of the copy, for a row that is written several times.
     """
     first, second = (np.uint64(mixed_number(seed, file, copy, part)) for part in (1, 2))
-    return mixed(mixed(lines.astype(np.uint64) + first) ^ second)
+    return hashed(hashed(lines.astype(np.uint64) + first) ^ second)
 
 
 def sample_keys(keys: Array) -> Array:
     """uint64 [rows], from 1: rows are drawn for a mix by rising sample key. It is a hash of the shuffle key."""
-    found: Array = np.maximum(mixed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
+    found: Array = np.maximum(hashed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
     return found
 
 
@@ -311,40 +306,39 @@ def scaled(keys: Array, ranges: Array | int) -> Array:
     return found
 
 
-def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
+def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> RowIndex:
     """The view of a block: its row index without copies, its domains cut by split.
 
     Raises:
         ConfigError: the block has no digests for splits.
     """
-    rank = np.empty(len(row_index.line), np.int64)
-    order = np.argsort(row_index.domain, kind="stable")
-    counts = np.bincount(row_index.domain, minlength=1)
-    rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    number, order = np.empty(len(row_index["line"]), np.int64), np.argsort(row_index["domain"], kind="stable")
+    counts = np.bincount(row_index["domain"], minlength=1)
+    number[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    row_index = row_index.with_rows(number=number)
     if len(copies):
-        kept = ~np.isin(row_index.line, copies.line)
         outcomes, status = list(row_index.outcomes), row_index.status.astype(np.int16)  # one more than uint8 may hold
         if ("dropped", DUPLICATE) not in outcomes:
             outcomes.append(("dropped", DUPLICATE))
         status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
         first = copies.line[:SHOWN]
-        offsets = row_index.offset[np.searchsorted(row_index.line, first)]
+        offsets = row_index["offset"][np.searchsorted(row_index["line"], first)]
         drops = map(Drop, first.tolist(), offsets.tolist(), itertools.repeat(DUPLICATE))
-        rank = rank[kept]
         others = (drop for drop in row_index.shown if drop.line not in copies.line)  # without marked copies
         row_index = row_index.take(
-            kept,
+            ~np.isin(row_index["line"], copies.line),
             status=status,
             outcomes=outcomes,
             roles=row_index.roles.without(copies.line),
             shown=tuple(sorted([*others, *drops], key=lambda drop: drop.line)),
+            copies=copies,
         )
-    if splits is not None:
-        if SPLIT not in row_index.digests:
-            raise ConfigError("Shard has splits, but the blocks have no digests: put KeyRecords(split=True) first")
-        part = row_index.domain * len(splits.names) + splits.codes(row_index.digests[SPLIT])
-        row_index = replace(row_index, domain=part.astype(np.int32))
-    return View(row_index, rank, copies)
+    if splits is None:
+        return row_index
+    if (digests := row_index.rows.get(DIGEST + SPLIT)) is None:
+        raise ConfigError("Shard has splits, but the blocks have no digests: put KeyRecords(split=True) first")
+    part = row_index["domain"] * len(splits.names) + splits.codes(digests)
+    return row_index.with_rows(domain=part.astype(np.int32))
 
 
 def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
@@ -357,7 +351,7 @@ def view_receipt(
     receipt: BlockReceipt, row_index: RowIndex, copies: Copies, file: str, splits: Splits | None
 ) -> BlockReceipt:
     """The statistics of a block's view; `file`: the file of its copies."""
-    seen = view(row_index, copies, splits).row_index
+    seen = view(row_index, copies, splits)
     names = parts_of([domain for domain, _, _ in receipt.domains], splits)
     return receipt.updated(**seen.statistics(names, receipt.counts("made")), copies=os.fsencode(file))
 

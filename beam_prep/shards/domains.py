@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
 
 _SAFE = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,59}")
 _LOOKS_HASHED = re.compile(r".*-[0-9a-f]{16}")
@@ -41,11 +40,6 @@ def folder_of(domain: str, in_splits: bool = False) -> str:
     slug = re.sub(r"[^a-z0-9_]+", "_", domain.lower())[:40].strip("_") or "domain"
     digest = hashlib.sha256(domain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{slug}-{digest}"
-
-
-def folders(domains: Iterable[str], in_splits: bool = False) -> dict[str, str]:
-    """Domain -> folder, sorted by domain. For `in_splits` see `folder_of`."""
-    return {domain: folder_of(domain, in_splits) for domain in sorted(domains)}
 
 
 def part_of(split: str | None, domain: str) -> str:

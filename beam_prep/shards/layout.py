@@ -17,7 +17,15 @@ import numpy as np
 
 from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import FILE, IGNORE_INDEX, MISSING, NO_LOSS, OFFSET, Column, name_problems, one_each
+from beam_prep.data.schema import (
+    FILE,
+    MISSING,
+    NO_LOSS,
+    OFFSET,
+    Column,
+    name_problems,
+    one_each,
+)
 from beam_prep.errors import ConfigError
 from beam_prep.hints import check_least, check_words
 from beam_prep.reading.records import CONTAMINATED
@@ -31,6 +39,7 @@ from beam_prep.tokens.rows import (
     check_masked,
     drop_rows_without_loss,
     reject_equal_sides,
+    trained_tokens,
     truncate,
 )
 
@@ -164,28 +173,22 @@ def lengths_of(columns: Mapping[str, Ragged], tokens: Array) -> tuple[Array, Arr
     return rows.flat.astype(np.int64), np.repeat(np.arange(len(rows)), rows.lengths)
 
 
-def split_rows(
-    columns: Mapping[str, Ragged], schema: Mapping[str, Column], cut: Array | None
-) -> tuple[dict[str, Ragged], Array | None]:
-    """Splits records into their rows: (columns, tokens cut from each row).
-
-    Tokens that were cut from a record count for its first row.
+def split_rows(columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> dict[str, Ragged]:
+    """Splits records into their rows. Tokens that were cut from a record (`LOST`) count for its first row.
 
     Args:
         columns: rows of the token cache, with `ROW_LENGTHS`.
         schema: name -> column, without `ROW_LENGTHS`.
-        cut: int64 [rows of the token cache], tokens that were cut; None: no token was cut.
     """
     lengths, record = lengths_of(columns, np.zeros(0, np.int64))
-    offsets = offsets_of(lengths)
-    rows = {
-        name: found.take(record) if schema[name].metadata else Ragged(found.flat, offsets)
-        for name, found in columns.items()
-        if name != ROW_LENGTHS.name
-    }
-    if cut is not None:
-        cut = np.where(np.diff(record, prepend=-1) > 0, cut[record], 0)
-    return rows, cut
+    offsets, first = offsets_of(lengths), np.diff(record, prepend=-1)
+    rows = {}
+    for name, found in columns.items():
+        if name == LOST:
+            rows[name] = one_each(np.where(first > 0, found.flat[record], 0))
+        elif name != ROW_LENGTHS.name:
+            rows[name] = found.take(record) if schema[name].metadata else Ragged(found.flat, offsets)
+    return rows
 
 
 @step
@@ -283,6 +286,9 @@ Stats = MutableMapping[str, Counter[str]]
 CUT = "truncated_to_pack"
 """The counter of tokens that were cut because their row is longer than a packed row."""
 
+LOST = " cut"
+"""The column with that counter, beside the columns of a shard's rows. No column of an output begins with a blank."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -291,7 +297,7 @@ class Layout:
     >>> layout = bp.Layout("bfd", capacity=8, position_ids="doc_reset")
     >>> columns = layout.columns([bp.Column("sequence", "int32", 1, "ids")])
     >>> rows = {"sequence": bp.Ragged.from_lists([[1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11]])}
-    >>> packed, stats = next(layout.rows([(rows, None)], columns))
+    >>> packed, stats = next(layout.rows([rows], columns))
     >>> packed["sequence"].to_lists(), packed["seq_lens"].to_lists()
     ([[1, 2, 3, 4, 5, 10, 11], [6, 7, 8, 9]], [[5, 2], [4]])
     >>> packed["position_ids"].to_lists()
@@ -408,13 +414,11 @@ class Layout:
     def _name(self, column: str) -> str:
         return self.names.get(column, column)
 
-    def rows(
-        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
-    ) -> Iterator[tuple[Rows, Stats]]:
+    def rows(self, parts: Iterable[Rows], columns: Sequence[Column]) -> Iterator[tuple[Rows, Stats]]:
         """The rows to write, and statistics of `turns`, `chunks` and `packing`, group by group.
 
         Args:
-            parts: the shard's rows in order, and int64 [rows], the tokens that `fit` cut from each (None: none).
+            parts: the shard's rows in order, with `LOST` if `fit` cut any.
             columns: the columns to write, see `columns`.
         """
         schema = {column.name: column for column in columns}
@@ -426,33 +430,31 @@ class Layout:
             yield rows, dict(stats)
             stats.clear()
 
-    def _cut(
-        self, parts: Iterable[tuple[Rows, Array | None]], schema: Mapping[str, Column], stats: Stats
-    ) -> Iterator[tuple[Rows, Array | None]]:
+    def _cut(self, parts: Iterable[Rows], schema: Mapping[str, Column], stats: Stats) -> Iterator[Rows]:
         """Splits records into their rows (turns apart), and rows into chunks. Columns get their new names."""
-        for part, cut in parts:
-            rows: Rows = {self._name(name): values for name, values in part.items()}
+        for part in parts:
+            rows: Rows = {self._name(name): values for name, values in part.items() if name != LOST or self.cuts}
             if ROW_LENGTHS.name in rows:
                 records = len(rows[ROW_LENGTHS.name])
-                rows, cut = split_rows(rows, schema, cut)
+                rows = split_rows(rows, schema)
                 stats["turns"].update(rows=records, turns=_count(rows))
             if self.chunking is not None:
-                cut, (rows, counts) = None, self.chunking.rows(rows, schema)
+                rows, counts = self.chunking.rows(rows, schema)
                 stats["chunks"].update(counts)
-            yield rows, cut
+            yield rows
 
-    def _filled(
-        self, parts: Iterable[tuple[Rows, Array | None]], schema: Mapping[str, Column], stats: Stats
-    ) -> Iterator[Rows]:
+    def _filled(self, parts: Iterable[Rows], schema: Mapping[str, Column], stats: Stats) -> Iterator[Rows]:
         """Packs or pads rows. Columns that are added have the names before renaming."""
         if self.packing != "none":
-            for rows, cut in _groups(parts, self.group):
-                plan = pack.plan_packs(next(iter(rows.values())).lengths, self.packing, self.capacity, cut)
+            for rows in _groups(parts, self.group):
+                lost = rows.pop(LOST, None)
+                lengths, cut = next(iter(rows.values())).lengths, None if lost is None else lost.flat
+                plan = pack.plan_packs(lengths, self.packing, self.capacity, cut)
                 stats["packing"].update(plan.stats)
                 yield pack.pack_columns(rows, plan, self.position_ids, [name for name in rows if schema[name].metadata])
             return
-        for rows, _ in parts:
-            padded = [rows] if self.padding is None else self.padding.in_parts(rows, schema)
+        for part in parts:
+            padded = [part] if self.padding is None else self.padding.in_parts(part, schema)
             yield from padded if self.position_ids == "none" else map(_with_positions, padded)
 
 
@@ -462,9 +464,7 @@ def _count(rows: Rows) -> int:
 
 def _untrained(columns: Sequence[Column], rows: Rows) -> int:
     """The number of rows without a trained token. Without masks or labels, all tokens are trained."""
-    nothing = {"mask": 0, "labels": IGNORE_INDEX}
-    marks = {column.name: nothing[column.role] for column in columns if column.role in nothing}
-    trained = [rows[name].sums(rows[name].flat != untrained) > 0 for name, untrained in marks.items()]
+    trained = [counts > 0 for counts in trained_tokens(columns, rows).values()]
     return int(np.count_nonzero(~np.all(trained, axis=0))) if trained else 0
 
 
@@ -473,18 +473,15 @@ def _with_positions(part: Rows) -> Rows:
     return {**part, pack.POSITION_IDS: rows.with_flat(pack.positions(rows.lengths))}
 
 
-def _groups(parts: Iterable[tuple[Rows, Array | None]], size: int) -> Iterator[tuple[Rows, Array]]:
-    """Regroups rows, and the tokens cut from each, into groups of `size` rows. The last group may be smaller."""
-    held: list[dict[str, Ragged]] = []
+def _groups(parts: Iterable[Rows], size: int) -> Iterator[dict[str, Ragged]]:
+    """Regroups rows into groups of `size` rows. The last group may be smaller."""
+    held: list[Rows] = []
     count = 0
-    for part, cut in parts:
-        rows = _count(part)
-        tokens = np.zeros(rows, np.int64) if cut is None else cut
-        whole = {**part, _TOKENS_CUT: Ragged(tokens, np.arange(rows + 1))}
-        start = 0
+    for part in parts:
+        rows, start = _count(part), 0
         while start < rows:
             stop = min(rows, start + size - count)
-            held.append({name: values[start:stop] for name, values in whole.items()})
+            held.append({name: values[start:stop] for name, values in part.items()})
             count, start = count + stop - start, stop
             if count == size:
                 yield _joined(held)
@@ -493,10 +490,5 @@ def _groups(parts: Iterable[tuple[Rows, Array | None]], size: int) -> Iterator[t
         yield _joined(held)
 
 
-_TOKENS_CUT = ""
-"""The tokens cut from each row, as a column of rows that are regrouped. No column has an empty name."""
-
-
-def _joined(parts: Sequence[Rows]) -> tuple[Rows, Array]:
-    rows = {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}
-    return rows, rows.pop(_TOKENS_CUT).flat
+def _joined(parts: Sequence[Rows]) -> dict[str, Ragged]:
+    return {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}

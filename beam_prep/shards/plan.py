@@ -14,28 +14,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.block import Block, drawn
+from beam_prep.data.block import drawn
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Column
 from beam_prep.errors import RunError
 from beam_prep.reading.keys import DUPLICATE
-from beam_prep.reading.records import CONTAMINATED, REJECTS_SHOWN, SHOWN, Drop, shown
+from beam_prep.reading.records import CONTAMINATED, REJECTS_SHOWN, SHOWN, Drop
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.compose import NOT_SAMPLED, Compose, Splits, domain_of, split_name, view
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.receipts import (
-    ROLE_COUNTS,
     Copies,
     FetchRowIndexes,
     Histogram,
     Receipts,
     RowIndex,
     RowIndexes,
-    View,
 )
 from beam_prep.shards.runs import MergedShards, Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
-    Rejects,
     RejectsPlan,
     ShardPlan,
     Shards,
@@ -44,8 +41,10 @@ from beam_prep.shards.slices import (
     first_items,
     first_lines,
     places_of,
+    rejects,
     shard_borders,
 )
+from beam_prep.tokens.batch import ROLE_COUNTS
 
 REASONS_SHOWN = 32
 """For how many reasons, the most frequent, a report quotes records. A user's function may give thousands."""
@@ -99,14 +98,6 @@ class Dropped(NamedTuple):
     found: Drop
     same_as: tuple[str, int, int] | None = None
     file: int = 0
-
-
-def shown_in(block: Block, text_limit: int) -> list[Dropped]:
-    """The records of a block that a report may quote; their lines are not known. For `text_limit` see `shown`."""
-    path, first = block.origin.source.path, block.origin.first_byte
-    return [
-        Dropped(path, first + drop.offset, 0, drop, file=block.origin.file) for drop in shown(block.ledger, text_limit)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +161,13 @@ class Plan:
         return [each for each in self.shown if each.found.kind == kind]
 
 
-_NO_COMPOSE = Compose()
-
-
 def make_plan(
     receipts: Receipts,
     fetch: FetchRowIndexes,
     max_tokens: int,
-    max_items: int | None = None,
-    compose: Compose = _NO_COMPOSE,
-    copies: Callable[[str], Copies] = lambda name: Copies(),
+    max_items: int | None,
+    compose: Compose,
+    copies: Callable[[str], Copies],
 ) -> Plan:
     """Decides everything that depends on more than one block.
 
@@ -192,8 +180,8 @@ def make_plan(
         copies: reads a file of copies, see `STATISTICS`.
     """
 
-    def see(row_index: RowIndex, name: str) -> View:
-        return view(row_index, copies(name), compose.splits) if compose.composes else View(row_index)
+    def see(row_index: RowIndex, name: str) -> RowIndex:
+        return view(row_index, copies(name), compose.splits) if compose.composes else row_index
 
     row_indexes = RowIndexes(fetch, receipts, see)
     seen = first_items(receipts, row_indexes, max_items)
@@ -214,7 +202,7 @@ def make_plan(
     shards_of = Counter(part for each in shards for part in each.parts)
     return Plan(
         shards=itertools.chain.from_iterable(shards),
-        rejects=Rejects(seen),
+        rejects=rejects(seen),
         ledger=ledger,
         counters=dict(sorted(seen.counts("counter").items())),
         inputs=receipts.inputs(),
@@ -319,7 +307,7 @@ def _shown(receipts: Receipts, row_indexes: RowIndexes, ledger: LedgerTotals) ->
     blocks = np.unique(np.concatenate(first)).tolist()
     before, found = first_lines(receipts), []
     for place, block in enumerate(blocks):
-        for drop in row_indexes.view(block, blocks[place:]).row_index.shown:
+        for drop in row_indexes.view(block, blocks[place:]).shown:
             which = drop.kind, drop.reason
             if drop.line < receipts.lines[block] and left.get(which):
                 left[which] -= 1

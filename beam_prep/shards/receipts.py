@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from beam_prep.data.block import Origin, OutcomeKind
 from beam_prep.data.hashing import Node, tree_digest
-from beam_prep.data.ragged import Aligned, Array, Ragged, changes
+from beam_prep.data.ragged import Aligned, Array, Ragged, changes, no_numbers
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
-from beam_prep.reading.records import Drop
+from beam_prep.reading.records import Drop, shown
 from beam_prep.reading.sources import source_of
-from beam_prep.tokens.batch import CUT_TOKENS, RoleCounts
+from beam_prep.tokens.batch import CUT_TOKENS, Batch, RoleCounts
 
 Histogram = tuple[int, ...]
 """Number of lengths in each class of `BORDERS`, without empty classes at the end."""
@@ -89,10 +89,6 @@ Each run adds the other columns (`shards.receipts.placed`); they are null before
 """
 
 
-ROLE_COUNTS = ("messages", "tokens", "trained")
-"""The counts of each role, in the order of `RoleCounts.sums`."""
-
-
 @dataclass(frozen=True, slots=True)
 class BlockReceipt:
     """The statistics of one block.
@@ -148,12 +144,8 @@ class BlockReceipt:
 def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
     """Counts by kind -> the form of a row, without counts of 0."""
     # As JSON, because a reason from a user's function may be no UTF-8.
-    entries = []
-    for kind, found in counts.items():
-        for what, count in found.items():
-            if count:
-                entries.append({"what": json.dumps([kind, what]), "count": count})
-    return entries
+    entries = ((kind, what, count) for kind, found in counts.items() for what, count in found.items())
+    return [{"what": json.dumps([kind, what]), "count": count} for kind, what, count in entries if count]
 
 
 def count_of(text: str) -> tuple[str, str]:
@@ -351,6 +343,11 @@ class Receipts:
         table = pa.concat_tables([self._table.slice(0, block), ends]).combine_chunks()
         return Receipts(table, _lengths(table))
 
+    def names_of(self, blocks: Sequence[int] | Array) -> list[str]:
+        """The names of some blocks."""
+        found: list[str] = self.names.take(pa.array(blocks)).to_pylist()
+        return found
+
     @property
     def distinct(self) -> bool:
         """True if no block occurs twice. Equal bytes are one block of the token cache."""
@@ -381,13 +378,8 @@ class Receipts:
         result = []
         for first, stop in itertools.pairwise([*changes(self.file).tolist(), len(self)]):
             nodes = self._nodes.slice(first, stop - first).flatten().flatten()
-            columns = [each.to_pylist() for each in nodes]
-            entry = {
-                "path": self.paths[first],
-                "size": self._path_size[first].as_py(),
-                "digest": tree_digest(map(Node, *columns)),
-            }
-            result.append(entry)
+            digest = tree_digest(map(Node, *(each.to_pylist() for each in nodes)))
+            result.append({"path": self.paths[first], "size": self._path_size[first].as_py(), "digest": digest})
         return result
 
     def of_parts(self, wanted: Array) -> "Receipts":
@@ -405,11 +397,8 @@ class Receipts:
     def counts(self, kind: str) -> dict[str, int]:
         """Sums of one kind, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""
         sums = np.bincount(self._counted.flat, self._counts.flat, len(self._keys))
-        found = {}
-        for (of, what), count in zip(self._keys, sums.tolist(), strict=True):
-            if of == kind and count:
-                found[what] = int(count)
-        return found
+        found = zip(self._keys, sums.tolist(), strict=True)
+        return {what: int(count) for (of, what), count in found if of == kind and count}
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: the count of a kind in each block; `of`: only these names."""
@@ -436,8 +425,25 @@ def _ragged(rows: pa.ListArray, field: str) -> Ragged:
     return Ragged.from_lengths(values.to_numpy(), rows.value_lengths().to_numpy())
 
 
-def _none() -> Array:
-    return np.zeros(0, np.int64)
+@dataclass(frozen=True, slots=True)
+class Copies(Aligned):
+    """The rows of a block that are copies of an earlier record, which is kept.
+
+    Attributes:
+        line: int32 [copies], the line of the copy in its block, ascending.
+        file, start, kept_line, offset: int64 [copies], the place of the record that is kept: its file, the start of its
+            block, and its line and first byte, counted from the first line of that block.
+    """
+
+    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    file: Array = field(default_factory=no_numbers)
+    start: Array = field(default_factory=no_numbers)
+    kept_line: Array = field(default_factory=no_numbers)
+    offset: Array = field(default_factory=no_numbers)
+
+
+COUNTER, DIGEST = "counter:", "digest:"
+"""Prefixes of names in `RowIndex.rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,42 +451,53 @@ class RowIndex:
     """The rows and lines of one block. The plan needs them if a shard, or the input, ends within the block.
 
     Attributes:
-        line: int32 [rows], the line of each kept row, ascending.
-        domain: int32 [rows], index into the receipt's domains.
-        tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
+        rows: name -> a value for each kept row. `line`: int32, ascending. `domain`: int32, index into the receipt's
+            domains; in a view the number of the part, domain * splits + split. `tokens`: int64, in a shard, see
+            `Layout.tokens`. `length`: int64, see `Batch.lengths`. `offset`: int64, where the row's line begins, in
+            bytes from the block's first line. `counter:NAME`: int64. `digest:NAME`: see `Ledger.digests`. Only in a
+            view: `number`, int64, the row's number in its domain in the token cache.
         status: uint8 [lines], see `Ledger`; int16 in a view.
         outcomes: the meaning of the codes of `status`.
-        counters: name -> int64 [rows].
         roles: messages and tokens by role.
         shown: the records that a report may quote: the first ones that are dropped, rejected or marked, by line.
-        length: int64 [rows], see `Batch.lengths`.
-        digests: name -> digest of each row, see `Ledger.digests`.
-        offset: int64 [rows], where the line of each row begins, in bytes from the block's first line; only with
-            digests of duplicates.
+        copies: the rows that a view leaves out.
     """
 
-    line: Array
-    domain: Array
-    tokens: Array
+    rows: Mapping[str, Array]
     status: Array
     outcomes: list[tuple[OutcomeKind, str]]
-    counters: dict[str, Array]
-    roles: RoleCounts = field(default_factory=RoleCounts)
-    shown: tuple[Drop, ...] = ()
-    length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    digests: dict[str, Array] = field(default_factory=dict)
-    offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    roles: RoleCounts
+    shown: tuple[Drop, ...]
+    copies: Copies = field(default_factory=Copies)
+
+    @classmethod
+    def of(cls, batch: Batch, domain: Array, tokens: Array, text_limit: int) -> "RowIndex":
+        """The row index of a block. For `domain` and `tokens` see `rows`, for `text_limit` see `shown`."""
+        ledger, line = batch.ledger, batch.line
+        rows = {"line": line, "domain": domain, "tokens": tokens, "length": batch.lengths}
+        rows |= {"offset": ledger.offsets(line)}
+        rows |= {COUNTER + name: counts for name, counts in sorted(batch.counters.items())}
+        rows |= {DIGEST + name: found[line] for name, found in ledger.digests.items()}
+        return cls(rows, ledger.status, ledger.outcomes, batch.roles.count(line), tuple(shown(ledger, text_limit)))
+
+    def __getitem__(self, name: str) -> Array:
+        return self.rows[name]
+
+    def counter(self, name: str) -> Array:
+        """int64: a counter of each row."""
+        return self.rows.get(COUNTER + name, np.zeros(len(self["line"]), np.int64))
+
+    def with_rows(self, **values: Array) -> "RowIndex":
+        """The same rows with other values."""
+        return replace(self, rows={**self.rows, **values})
 
     def take(self, rows: slice | Array, **values: Any) -> "RowIndex":
         """The row index of some rows; `values`: other values of fields that are not by row."""
-        by_row = {name: getattr(self, name)[rows] for name in ("line", "domain", "tokens", "length", "offset")}
-        counters = {name: counts[rows] for name, counts in self.counters.items()}
-        digests = {name: found[rows] for name, found in self.digests.items()}
-        return replace(self, **{**by_row, "counters": counters, "digests": digests, **values})
+        return replace(self, rows={name: found[rows] for name, found in self.rows.items()}, **values)
 
     def head(self, rows: int) -> "RowIndex":
         """The row index up to the `rows`-th row. The line of that row is the last line that is read."""
-        last_line = int(self.line[rows - 1])
+        last_line = int(self["line"][rows - 1])
         return self.take(slice(rows), status=self.status[: last_line + 1])
 
     def statistics(self, domains: Sequence[str], made: Mapping[str, int]) -> dict[str, Any]:
@@ -494,62 +511,30 @@ class RowIndex:
         lines = np.bincount(self.status, minlength=len(self.outcomes) + 1)
         for (kind, reason), count in zip(self.outcomes, lines[1:].tolist(), strict=True):
             outcomes[kind]["" if kind == "blank" else reason] = count
-        roles = self.roles.sums(len(self.status))
-        by_role = {}
-        for place, of_role in enumerate(ROLE_COUNTS):
-            by_role[of_role] = {role: each[place] for role, each in roles.items()}
         counts: dict[str, Mapping[str, int]] = {
             **outcomes,
-            "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
+            "counter": {
+                name.removeprefix(COUNTER): int(found.sum())
+                for name, found in self.rows.items()
+                if name.startswith(COUNTER)
+            },
             "made": made,
-            **by_role,
+            **self.roles.sums(len(self.status)),
         }
-        rows = np.bincount(self.domain, minlength=len(domains))
-        tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
+        rows = np.bincount(self["domain"], minlength=len(domains))
+        tokens = np.bincount(self["domain"], self["tokens"], len(domains)).astype(np.int64)
         of_domains = zip(domains, rows.tolist(), tokens.tolist(), strict=True)
         return {
             "lines": len(self.status),
             "domains": [dict(zip(("domain", "rows", "tokens"), each, strict=True)) for each in of_domains],
             "counts": counts_list(counts),
-            "kept": histogram(self.length),
-            "uncut": histogram(self.length + self.counters.get(CUT_TOKENS, 0)),
+            "kept": histogram(self["length"]),
+            "uncut": histogram(self["length"] + self.counter(CUT_TOKENS)),
         }
 
 
 FetchRowIndexes = Callable[[list[str]], list[RowIndex]]
 """Names of cached blocks -> their row indexes, in the same order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copies(Aligned):
-    """The rows of a block that are copies of an earlier record, which is kept.
-
-    Attributes:
-        line: int32 [copies], the line of the copy in its block, ascending.
-        file, start, kept_line, offset: int64 [copies], the place of the record that is kept: its file, the start of its
-            block, and its line and first byte, counted from the first line of that block.
-    """
-
-    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
-    file: Array = field(default_factory=_none)
-    start: Array = field(default_factory=_none)
-    kept_line: Array = field(default_factory=_none)
-    offset: Array = field(default_factory=_none)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A block's row index as the plan sees it.
-
-    Attributes:
-        row_index: the rows without copies; `domain` is the number of the part: domain * splits + split.
-        row: int64 [rows], the row's number in its domain in the token cache.
-        copies: the rows that are left out.
-    """
-
-    row_index: RowIndex
-    row: Array = field(default_factory=_none)
-    copies: Copies = field(default_factory=Copies)
 
 
 class RowIndexes:
@@ -558,7 +543,7 @@ class RowIndexes:
     Args:
         fetch: reads row indexes.
         receipts: the statistics of all blocks.
-        see: (row index, file of copies) -> the view of a block.
+        see: (row index, file of copies) -> the view of a block: its rows as the plan sees them.
 
     Attributes:
         borders_ahead: for how many borders of shards blocks are fetched at a time.
@@ -572,14 +557,14 @@ class RowIndexes:
         self,
         fetch: FetchRowIndexes,
         receipts: Receipts,
-        see: Callable[[RowIndex, str], View] = lambda found, _: View(found),
+        see: Callable[[RowIndex, str], RowIndex] = lambda found, _: found,
     ) -> None:
         self._fetch = fetch
         self._receipts = receipts
         self._see = see
-        self._found: dict[int, View] = {}
+        self._found: dict[int, RowIndex] = {}
 
-    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
+    def view(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
         """The view of a block. A fetch also brings the blocks `ahead`, up to `most_rows`."""
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))
@@ -588,8 +573,7 @@ class RowIndexes:
             fitting = int(np.searchsorted(sizes, self.most_rows))
             wanted = wanted[: max(1, fitting)]
             new = [each for each in wanted if each not in self._found]
-            names = receipts.names.take(pa.array(new)).to_pylist()
-            found = self._fetch(names)
+            found = self._fetch(receipts.names_of(new))
             self._found = {each: self._found[each] for each in wanted if each in self._found}
             for each, row_index in zip(new, found, strict=True):
                 self._found[each] = self._see(row_index, receipts.copies[each])

@@ -1,6 +1,7 @@
 """The report of a run or a preview: which roles are trained, what is cut, and why a run fails."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -51,7 +52,7 @@ class ConfigView:
         longest: rows with more tokens are cut; None: not known.
         limit: the field of `preprocessing` that sets `longest`.
         packs: True if rows can be packed instead of cut.
-        groups: (fields, number of files) of each group of inputs.
+        groups: (fields, numbers of its files in the input) of each group of inputs.
     """
 
     fields: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class ConfigView:
     longest: int | None = None
     limit: str = "max_seq_len"
     packs: bool = False
-    groups: tuple[tuple[tuple[str, ...], int], ...] = ()
+    groups: tuple[tuple[tuple[str, ...], range], ...] = ()
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None, group_files: Sequence[int] = ()) -> "ConfigView":
@@ -70,7 +71,7 @@ class ConfigView:
         given, step = config["input"], config["preprocessing"]
         parts = given.get("groups") or [given]
         by_role = any(section["action"] == "$role" for part in parts for section in _sections(part))
-        fields = [_fields(part) for part in parts]
+        fields, borders = [_fields(part) for part in parts], [*itertools.accumulate(group_files, initial=0)]
         limit = "max_packed_len" if (longest_row(step) or step["max_seq_len"]) < step["max_seq_len"] else "max_seq_len"
         return cls(
             tuple(dict.fromkeys(name for each in fields for name in each)),
@@ -79,16 +80,12 @@ class ConfigView:
             step[limit],
             limit,
             not parts[0].get("sources") and not parts[0].get("rollouts") and step["padding"] == "none",
-            tuple(zip(fields, group_files, strict=False)) if given.get("groups") else (),
+            tuple(zip(fields, map(range, borders, borders[1:]), strict=False)) if given.get("groups") else (),
         )
 
     def asked(self, file: int) -> tuple[str, ...]:
         """The fields that are read from records of a file; `file`: its number in the input."""
-        for fields, count in self.groups:
-            if file < count:
-                return fields
-            file -= count
-        return self.fields
+        return next((fields for fields, files in self.groups if file in files), self.fields)
 
 
 def _sections(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -142,10 +139,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
 def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
     """The problem if a group of inputs has records and none is kept. The rates of the whole run do not show it if other
     groups are much larger."""
-    start = 0
-    for number, (_, count) in enumerate(config.groups if len(plan.of_files) else ()):
-        files = range(start, start + count)
-        start += count
+    for number, (_, files) in enumerate(config.groups if len(plan.of_files) else ()):
         read, kept = plan.of_files[files].sum(axis=0)
         if read and not kept:
             problem = f"nothing is kept of input.groups[{number}], of {read} records: check its fields, or leave it out"
@@ -255,14 +249,19 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     for role, counts in _by_messages(roles):
         if role in config.mask or is_usual(role, config):
             continue
-        known = [*OFTEN_MASKED, "assistant"]
-        near = None if role in known else near_name(role, dict.fromkeys([*known, *config.mask]))
+        near = near_role(role, config)
         hint = f"; did you mean {near!r}?" if near else ""
         strange.append(
             f"{counted(counts['messages'], 'message')} with the role {role!r}, which `mask` does not name: "
             f"mask_default is {config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
         )
     return warnings + _first(strange, _ROLES, "roles that `mask` does not name")
+
+
+def near_role(role: str, config: ConfigView) -> str | None:
+    """The usual role, or role in `mask`, that was probably meant by a role that `mask` does not name; or None."""
+    known = [*OFTEN_MASKED, "assistant"]
+    return None if role in known else near_name(role, dict.fromkeys([*known, *(config.mask or ())]))
 
 
 def is_usual(role: str, config: ConfigView) -> bool:

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from beam_prep.data.ragged import Array, changes
 from beam_prep.errors import RunError
@@ -189,9 +188,9 @@ class Runs:
     facts: str
 
     @property
-    def levels(self) -> int:
-        """How many times rows are merged: 1 or 2."""
-        return 2 if (self.width > 1).any() else 1
+    def merges_twice(self) -> bool:
+        """True if there is a second level."""
+        return bool((self.width > 1).any())
 
     @property
     def merged(self) -> int:
@@ -201,19 +200,15 @@ class Runs:
     def tasks(self) -> Iterator[tuple[int, int]]:
         """The tasks of the second level: (group of runs, wide range of keys)."""
         wide = int((-(-self.bins // self.width)).max(initial=0))
-        for group in range(self.merged if self.levels == 2 else 0):
+        for group in range(self.merged if self.merges_twice else 0):
             yield from ((group, each) for each in range(wide))
 
     def merge(self, part: int, number: int, most: int) -> Merge:
         """The merge that makes a shard; `number`: its range of keys. For `most` see `Merge`."""
-        bins = int(self.bins[part] // self.parts.ranges[part])
-        if self.levels == 1:
-            files, width = self.runs, 0
-        else:
-            files, width = self.merged, int(self.width[part])
-        first = number * bins
         every = int(self.bins[part])
-        return Merge(self.facts, files, width, part, first, first + bins, every, most)
+        bins = every // int(self.parts.ranges[part])
+        files, width = (self.merged, int(self.width[part])) if self.merges_twice else (self.runs, 0)
+        return Merge(self.facts, files, width, part, number * bins, (number + 1) * bins, every, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +264,7 @@ def _places(receipts: Receipts, used: Array) -> Iterator[Place]:
     columns = (receipts.file, receipts.first_byte, first_lines(receipts))
     for first in range(0, len(used), 10_000):
         blocks = used[first : first + 10_000]
-        names = receipts.names.take(pa.array(blocks)).to_pylist()
+        names = receipts.names_of(blocks)
         copies = map(receipts.copies.__getitem__, blocks)
         parts = map(tuple, receipts.entry_domain.take(blocks).to_lists())
         where = (column[blocks].tolist() for column in columns)
@@ -357,11 +352,7 @@ class RunCounts:
             if limit is not None:
                 is_open = here & (made.sample >= np.uint64(max(1, limit.first)))
                 sure = here & ~is_open
-                found = (
-                    made.sample[is_open],
-                    tokens[is_open].astype(np.uint64),
-                    number[is_open].astype(np.uint64),
-                )
+                found = [each[is_open].astype(np.uint64) for each in (made.sample, tokens, number)]
                 border[code] = np.stack(found, axis=1)
             rows[code] = np.bincount(number[sure], minlength=int(parts.ranges[code]))
             drawn = np.count_nonzero(made.sample[sure])

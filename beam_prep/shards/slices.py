@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import FILE
 from beam_prep.shards.compose import Splits, domain_of, split_name
-from beam_prep.shards.domains import folders, part_of
+from beam_prep.shards.domains import folder_of, part_of
 from beam_prep.shards.receipts import Receipts, RowIndexes
 
 
@@ -32,7 +31,7 @@ def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | No
     block = int(np.searchsorted(kept, max_items))
     rows, last = max_items - int(kept[block] - receipts.rows[block]), receipts.block(block)
     names = [domain for domain, _, _ in last.domains]
-    values = row_indexes.view(block).row_index.head(rows).statistics(names, last.counts("made"))
+    values = row_indexes.view(block).head(rows).statistics(names, last.counts("made"))
     return receipts.until(block, last.updated(**values))
 
 
@@ -46,11 +45,11 @@ def shard_borders(
     while (block := int(np.searchsorted(ends, flushed + max_tokens))) < len(receipts):
         goal = flushed + max_tokens
         size = flushed / len(borders) if borders else max_tokens + ends[-1] / receipts.rows.sum()
-        row_index = row_indexes.view(block, _later(ends, goal, size)).row_index
-        here = row_index.domain % splits == split
-        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
+        row_index = row_indexes.view(block, _later(ends, goal, size))
+        here = row_index["domain"] % splits == split
+        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index["tokens"][here])
         rows = int(np.searchsorted(until, goal)) + 1
-        domain = row_index.domain[here][:rows] // splits
+        domain = row_index["domain"][here][:rows] // splits
         cut = np.bincount(domain, minlength=len(receipts.entry_domain[block]))
         borders.append(Border(block, tuple(cut.tolist())))
         flushed = int(until[rows - 1])
@@ -217,7 +216,7 @@ class Shards:
     def _slices(
         self, blocks: Sequence[int], places: Sequence[int], starts: Sequence[int], stops: Sequence[int]
     ) -> tuple[Slice, ...]:
-        names = self._receipts.names.take(pa.array(blocks)).to_pylist()
+        names = self._receipts.names_of(blocks)
         parts = 1 if self._splits is None else len(self._splits.names)
         domains = [place * parts + self._split for place in places]
         files, first_bytes = (column[[*blocks]].tolist() for column in self._places)
@@ -237,7 +236,8 @@ def numbered(parts: Sequence[str], splits: Splits | None) -> Iterator[ShardPlan]
 
 def domain_folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
     """Domain -> folder (in the folder of a split), of the domains of these parts."""
-    return folders({domain_of(part, splits) for part in parts}, splits is not None)
+    domains = sorted({domain_of(part, splits) for part in parts})
+    return {domain: folder_of(domain, splits is not None) for domain in domains}
 
 
 def places_of(receipts: Receipts) -> tuple[Array, Array]:
@@ -255,32 +255,26 @@ def first_lines(receipts: Receipts) -> Array:
     return found
 
 
-class Rejects:
-    """The files of rejects of a plan, in input order, each with at most `most` rejects."""
+REJECTS = 100_000
+"""Most rejects of a file."""
 
-    most = 100_000
 
-    def __init__(self, receipts: Receipts) -> None:
-        self._receipts, self._offsets = receipts, offsets_of(receipts.counted("rejected"))
-        self._first_line = first_lines(receipts)
-
-    def __iter__(self) -> Iterator[RejectsPlan]:
-        for index, first in enumerate(range(0, int(self._offsets[-1]), self.most)):
-            last = min(first + self.most, int(self._offsets[-1]))
-            begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
-            yield RejectsPlan(index, self._of(np.arange(begin, end + 1), first, last))
-
-    def _of(self, blocks: Array, first: int, last: int) -> tuple[RejectSlice, ...]:
-        """The rejects of blocks, from number `first` of the plan up to, not including, number `last`."""
-        starts, stops = self._offsets[blocks], self._offsets[blocks + 1]
-        used = starts < stops
-        blocks, starts, stops = blocks[used], starts[used], stops[used]
+def rejects(receipts: Receipts) -> Iterator[RejectsPlan]:
+    """The files of rejects of a plan, in input order."""
+    offsets, before = offsets_of(receipts.counted("rejected")), first_lines(receipts)
+    total = int(offsets[-1])
+    for index, first in enumerate(range(0, total, REJECTS)):
+        last = min(first + REJECTS, total)
+        begin, end = np.searchsorted(offsets, [first, last - 1], "right") - 1
+        blocks = np.arange(begin, end + 1)
+        blocks = blocks[offsets[blocks] < offsets[blocks + 1]]
+        starts, stops = offsets[blocks], offsets[blocks + 1]
         columns = (
-            self._receipts.names.take(pa.array(blocks)).to_pylist(),
+            receipts.names_of(blocks),
             (np.maximum(starts, first) - starts).tolist(),
             (np.minimum(stops, last) - starts).tolist(),
-            map(self._receipts.paths.__getitem__, blocks),
-            self._receipts.first_byte[blocks].tolist(),
-            self._first_line[blocks].tolist(),
+            map(receipts.paths.__getitem__, blocks),
+            receipts.first_byte[blocks].tolist(),
+            before[blocks].tolist(),
         )
-        return tuple(map(RejectSlice, *columns))
+        yield RejectsPlan(index, tuple(map(RejectSlice, *columns)))

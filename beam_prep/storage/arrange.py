@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import placed
+from beam_prep.data.ragged import Ragged, offsets_of
+from beam_prep.data.schema import one_each, placed
 from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.arrow import rows_of
-from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, seal_batches
+from beam_prep.formats.cached_block import Sealed, encode_rows, joined, seal_batches
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, scaled, view
-from beam_prep.shards.layout import CUT
-from beam_prep.shards.receipts import Copies, View
+from beam_prep.shards.layout import CUT, LOST, Rows
+from beam_prep.shards.receipts import Copies, RowIndex
 from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, batches_of
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
@@ -25,10 +25,9 @@ from beam_prep.storage.token_cache import TokenCache
 
 RunRows = dict[str, Ragged]
 """Rows of one part and one range of keys, by rising key: column -> rows. `KEY`, `SAMPLE` and `LOST` are columns of one
-number a row: uint64 keys, see `Arranged`, and int64, the tokens cut from each row, see `Layout.fit`."""
+number a row: uint64 keys, see `Arranged`, and the tokens cut from each row."""
 
-KEY, SAMPLE, LOST = OF_RUNS = (" key", " sample", " cut")
-"""They begin with a blank, as no column of an output does."""
+KEY, SAMPLE = (" key", " sample")
 
 
 class RunReader:
@@ -79,7 +78,7 @@ class Scratch:
         batch = pa.record_batch(copies.arrays)
         content, _ = seal_batches([batch], batch.schema, {}, "")
         name = f"copies/{hashlib.sha256(content).hexdigest()[:40]}"
-        self._write(name, seal_batches([batch], batch.schema, {}, name))
+        write_file(self._path(name), *seal_batches([batch], batch.schema, {}, name))
         return name
 
     def copies(self, name: str) -> Copies:
@@ -98,7 +97,7 @@ class Scratch:
         """Writes a run, batch by batch; `batches`: (part, range of keys, number of rows), each pair once."""
         borders = offsets_of([rows for _, _, rows in batches]).tolist()
         slices = itertools.starmap(slice, itertools.pairwise(borders))
-        self._write(name, encode_rows(found, slices, {"batches": batches}, name))
+        write_file(self._path(name), *encode_rows(found, slices, {"batches": batches}, name))
 
     def open_run(self, name: str) -> RunReader:
         """Opens a run.
@@ -109,9 +108,6 @@ class Scratch:
         with expected(name):
             path = self._path(name)
             return RunReader(pa.OSFile(path) if is_local(path) else read_file(path), name)
-
-    def _write(self, name: str, parts: tuple[Data, bytes]) -> None:
-        write_file(self._path(name), *parts)
 
     def _path(self, name: str) -> str:
         return join(self.folder, name + ".arrow")
@@ -134,9 +130,6 @@ def expected(name: str) -> Iterator[None]:
         ) from None
 
 
-Rows = Mapping[str, Ragged]
-
-
 @dataclass(frozen=True, slots=True)
 class Arranger:
     """Reads the rows of shards.
@@ -152,8 +145,8 @@ class Arranger:
     compose: Compose = field(default_factory=Compose)
     provenance: bool = False
 
-    def rows(self, plan: ShardPlan) -> Iterator[tuple[Rows, Array | None]]:
-        """The rows of a shard in order, part by part, and for each part int64 [rows], the tokens cut from each row.
+    def rows(self, plan: ShardPlan) -> Iterator[Rows]:
+        """The rows of a shard in order, part by part, with `LOST` if rows were cut.
 
         Raises:
             TokenCacheError: a block, or a file of this run, is gone or damaged.
@@ -164,28 +157,28 @@ class Arranger:
             for piece in plan.slices:
                 yield self.slice(piece, plan.last, plan.cut)
 
-    def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
-        """The rows of a slice, and with `cut` the tokens cut from each row. For `last` see `TokenCache.rows`."""
+    def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> Rows:
+        """The rows of a slice, with `cut` and `LOST`. For `last` see `TokenCache.rows`."""
         name, domain, start, stop = piece[:4]
-        views, lost = self.compose.splits is not None or bool(piece.copies), None
+        views = self.compose.splits is not None or bool(piece.copies)
         if views or cut:
             seen = self._view(name, piece.copies)
-            here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
-            lost = seen.row_index.counters.get(CUT)
+            here = np.flatnonzero(seen["domain"] == domain)[start:stop]
         if views:
-            rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here])
+            rows = self.token_cache.pick(name, domain // self.compose.split_count, seen["number"][here])
         else:
             rows = self.token_cache.rows(name, domain, start, stop, last)
-        return self._placed(rows, piece.file, piece.first_byte), lost[here] if cut and lost is not None else None
+        rows = self._placed(rows, piece.file, piece.first_byte)
+        return rows | {LOST: one_each(seen.counter(CUT)[here])} if cut else rows
 
-    def _placed(self, rows: dict[str, Ragged], file: int, first_byte: int) -> Rows:
+    def _placed(self, rows: RunRows, file: int, first_byte: int) -> RunRows:
         return placed(rows, file, first_byte) if self.provenance else rows
 
-    def _view(self, name: str, copies: str) -> View:
+    def _view(self, name: str, copies: str) -> RowIndex:
         (row_index,) = self.token_cache.row_indexes([name])
         return view(row_index, self.scratch.copies(copies), self.compose.splits)
 
-    def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
+    def _merged(self, merge: Merge) -> Iterator[Rows]:
         known: dict[str, RunReader] = {}
         for keys in range(merge.first, merge.stop):
             sources = merge.sources(keys)
@@ -196,29 +189,33 @@ class Arranger:
                 if len(kept) < len(found[KEY]):
                     found = joined([found], kept)
                 if len(kept):
-                    yield {name: rows for name, rows in found.items() if name not in OF_RUNS}, found[LOST].flat
+                    yield {name: rows for name, rows in found.items() if name not in (KEY, SAMPLE)}
 
     def survey(self, group: RunGroup) -> RunCounts:
         """Counts the tokens of a mix by sample key, for the blocks of a run. Without a mix nothing is counted."""
         counts = RunCounts()
         for place in group.places if group.runs.parts.wanted else ():
             seen, made = self._arranged(place, group.runs, {})
-            counts += RunCounts.sampled(made, seen.row_index.tokens[made.row], group.runs.parts)
+            counts += RunCounts.sampled(made, seen["tokens"][made.row], group.runs.parts)
         return counts
 
-    def _arranged(self, place: Place, runs: Runs, limits: Limits) -> tuple[View, Arranged]:
+    def _arranged(self, place: Place, runs: Runs, limits: Limits) -> tuple[RowIndex, Arranged]:
         assert runs.compose.shuffle is not None
         seen = self._view(place.name, place.copies)
         return seen, arranged(seen, place, runs.compose.shuffle, runs.parts.taken(limits))
 
-    def write_run(self, group: RunGroup, limits: Limits) -> RunCounts:
-        """Writes a run: the rows of a group of blocks, sorted by part and key. Returns their counts."""
+    def write_run(self, group: RunGroup, samples: RunCounts) -> RunCounts:
+        """Writes a run: the rows of a group of blocks, sorted by part and key. Returns their counts.
+
+        `samples`: what `survey` counted in all runs.
+        """
         runs, found, tokens = group.runs, [], []
+        limits = samples.limits(runs.parts)
         rows: list[RunRows] = []
         for place in group.places:
             seen, made = self._arranged(place, runs, limits)
             found.append(made)
-            tokens.append(seen.row_index.tokens[made.row])
+            tokens.append(seen["tokens"][made.row])
             rows.append(self._all_rows(place, seen, made))
         made = Arranged.concat(found)
         order = np.lexsort((made.key, made.part))
@@ -229,19 +226,17 @@ class Arranger:
         number = scaled(made.key, runs.parts.ranges[made.part])
         return RunCounts.of(made, number, sizes, runs.parts, limits)
 
-    def _all_rows(self, place: Place, seen: View, made: Arranged) -> RunRows:
-        batch = seen.row_index.domain[made.row] // self.compose.split_count
+    def _all_rows(self, place: Place, seen: RowIndex, made: Arranged) -> RunRows:
+        batch = seen["domain"][made.row] // self.compose.split_count
         by_batch = np.argsort(batch, kind="stable")
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
-            rows = self.token_cache.pick(place.name, code, seen.row[made.row[here]])
-            parts.append(dict(self._placed(rows, place.file, place.first_byte)))
+            rows = self.token_cache.pick(place.name, code, seen["number"][made.row[here]])
+            parts.append(self._placed(rows, place.file, place.first_byte))
         found = joined(parts, np.argsort(by_batch))
-        cut = seen.row_index.counters.get(CUT)
-        lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
-        one = np.arange(len(lost) + 1)
-        return found | {KEY: Ragged(made.key, one), SAMPLE: Ragged(made.sample, one), LOST: Ragged(lost, one)}
+        lost = seen.counter(CUT)[made.row]
+        return found | {KEY: one_each(made.key), SAMPLE: one_each(made.sample), LOST: one_each(lost)}
 
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
         """The second level: merges a wide range of keys from several runs, and cuts it into bins."""

@@ -550,6 +550,15 @@ def join(folder: str, *names: str) -> str:
     return os.path.join(folder, *names) if is_local(folder) else "/".join([folder.rstrip("/"), *names])
 
 
+_COMPRESSED = 4
+"""Bytes of content for each byte of a compressed file, or of a table, about."""
+
+
+def plain_size(files: Iterable[InputFile]) -> int:
+    """Bytes of the files' contents, about."""
+    return sum(file.size * (_COMPRESSED if file.compression or source_of(file.path).is_packed else 1) for file in files)
+
+
 def total_size(files: Iterable[InputFile]) -> int:
     """The stored size of all files, in bytes (compressed or not)."""
     return sum(file.size for file in files)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import pickle
+import time
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +16,7 @@ from beam_prep.data.block import InputFile, Ledger, Origin, Split, drawn
 from beam_prep.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import InputError, StorageError, TokenCacheError
 from beam_prep.formats.manifest import MANIFEST
+from beam_prep.hints import some
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records, read_blocks, read_up_to
 from beam_prep.reading.sources import GUESS_BYTES, HEAD_BYTES, guess, source_of
 from beam_prep.storage import files
@@ -69,11 +71,17 @@ def read_split(
 ) -> Iterable[Records]:
     """The blocks of a split. A block that is already in the token cache comes with its block statistics and no rows.
 
+    Each notes how long it took.
+
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
     """
+    started = time.perf_counter()
     for raw, origin in blocks_of(split, block_bytes, max_line_bytes):
-        yield _block(raw, origin, token_cache)
+        block = _block(raw, origin, token_cache)
+        block.spent("ReadJSONL", time.perf_counter() - started)
+        yield block
+        started = time.perf_counter()
 
 
 FIRST_BYTES = 1024 * 1024
@@ -304,18 +312,12 @@ def check_heads(inputs: Sequence[InputFile], fields: Collection[str] = ()) -> No
         columns = source_of(source.path).columns(source, files)
         if columns is not None:
             if fields and not set(columns) & set(fields):
-                raise InputError(
-                    f"{source.path!r} has none of the fields that the config reads ({_names(fields)}): "
-                    f"its columns are {_names(columns)}"
-                )
+                read, there = (some(map(repr, names), _NAMED) for names in (fields, columns))
+                wanted = f"none of the fields that the config reads ({read})"
+                raise InputError(f"{source.path!r} has {wanted}: its columns are {there}")
             continue
         with open_input(source, size=HEAD_BYTES) as stream:
             read_up_to(stream, HEAD_BYTES)  # raises InputError
-
-
-def _names(names: Collection[str]) -> str:
-    some = list(names)[:_NAMED]
-    return ", ".join(map(repr, some)) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else "")
 
 
 def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]) -> str | None:

@@ -26,7 +26,7 @@ from beam_prep.formats import FORMATS, FilesOfShard
 from beam_prep.formats import manifest as manifests
 from beam_prep.formats.manifest import FAILURE, MANIFEST, SLICES, TOKENIZER, ShardReceipt, WrittenFile
 from beam_prep.reading.verdicts import BAD_ANSWERS
-from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
+from beam_prep.shards.layout import ROW_LENGTHS, Layout, Rows, split_rows
 from beam_prep.shards.plan import Dropped, Plan
 from beam_prep.shards.report import ConfigView, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
@@ -219,16 +219,16 @@ def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:
     return {"shards_linked": hows["linked"], "shards_written": hows["written"] + hows["damaged"], **damaged}
 
 
-def _counted(plan: ShardPlan, arranger: Arranger) -> Iterator[tuple[Mapping[str, Ragged], Array | None]]:
+def _counted(plan: ShardPlan, arranger: Arranger) -> Iterator[Rows]:
     """The rows of a shard.
 
     Raises:
         EngineError: their number differs from the plan.
     """
     found = 0
-    for rows, cut in arranger.rows(plan):
+    for rows in arranger.rows(plan):
         found += len(next(iter(rows.values())))
-        yield rows, cut
+        yield rows
     check_planned(f"rows of shard {plan.shard} of {plan.folder}", found, plan.rows)
 
 
@@ -254,9 +254,9 @@ def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
     columns = [asdict(column) for column in schema.values()]
     found = []
     for domain, piece in plan.drawn:
-        rows, _ = arranger.slice(piece)
+        rows = arranger.slice(piece)
         if ROW_LENGTHS.name in rows:
-            rows, _ = split_rows(rows, schema, None)  # the first row of the record is shown
+            rows = split_rows(rows, schema)  # the first row of the record is shown
         whole = {name: _listed(rows[name][0]) for name in rows}
         row = {name: _beginning(values) for name, values in whole.items()}
         found.append({"domain": domain, "columns": columns, "row": row, "cut": row != whole})
@@ -368,19 +368,23 @@ class Publisher:
         self.target.check_claim()
         return True
 
-    def earlier(self) -> EarlierOutput:
-        """The output that is replaced."""
-        return EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
-
     def keyed(
-        self, plans: Iterable[ShardPlan], arranger: Arranger, columns: Sequence[Column], earlier: EarlierOutput
+        self, plan: Plan, shards: Iterable[ShardPlan], arranger: Arranger, last: bool = False
     ) -> Iterator[KeyedShard]:
-        """Shards with their keys, and the earlier shards with the same keys; `columns`: the columns of the blocks."""
-        columns = self.layout.columns(columns)
+        """The shards of a plan with their keys, and the shards with the same keys of the output that is replaced.
+
+        Args:
+            plan, shards: the plan, and its shards.
+            arranger: the source of their rows.
+            last: see `ShardPlan`.
+        """
+        earlier = EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
+        columns = self.layout.columns(plan.columns)
         facts = facts_of_bytes(self.formats, self.layout, columns, arranger)
-        for plan in plans:
-            key = key_of(plan, facts)
-            yield KeyedShard(plan, columns, key, earlier.shard(key, plan, self.formats, columns))
+        for shard in shards:
+            shard = replace(shard, last=last, cut=plan.cut)
+            key = key_of(shard, facts)
+            yield KeyedShard(shard, columns, key, earlier.shard(key, shard, self.formats, columns))
 
     def write_shard(self, shard: KeyedShard, arranger: Arranger) -> WrittenShard:
         """Links a shard from the earlier output, if it is there; otherwise writes the shard.

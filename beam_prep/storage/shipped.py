@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_prep.data.block import AnyPath, InputFile, Split
+from beam_prep.data.block import AnyPath, AnyPaths, InputFile, Split
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError, TokenizerError
@@ -154,7 +154,7 @@ class References:
         ]
 
 
-def read_references(against: Sequence[str], fields: Sequence[str] | None, ngram: int) -> References:
+def read_references(against: AnyPaths, fields: Sequence[str] | None, ngram: int) -> References:
     """Reads evaluation data. Files that did not change since the last call are not read again.
 
     Args:

@@ -1,6 +1,7 @@
 """`Batch`: rows of tokens as named ragged columns. `Segments`: where each message stands in them. `Roles`: messages and
 tokens by role, only for reports and pages."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from beam_prep.data.block import Block, step
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, no_numbers, offsets_of
 from beam_prep.data.rendered import UNSET
 from beam_prep.data.schema import PROMPT_COMPLETION, Column, Output
 
@@ -95,10 +96,6 @@ class Segments:
         return np.asarray((self.turn == last[group]) & (self.role != UNSET))
 
 
-def _none() -> Array:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Roles:
     """The messages of a block, and the role of each of its tokens.
@@ -113,8 +110,8 @@ class Roles:
     """
 
     names: tuple[str, ...] = ()
-    line: Array = field(default_factory=_none)
-    role: Array = field(default_factory=_none)
+    line: Array = field(default_factory=no_numbers)
+    role: Array = field(default_factory=no_numbers)
     tokens: Mapping[str, Ragged] = field(default_factory=dict)
 
     def with_messages(self, names: tuple[str, ...], line: Array, messages: Ragged) -> "Roles":
@@ -194,6 +191,10 @@ def _short(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name[:NAME_LIMIT].encode("utf-8", "backslashreplace").decode() for name in names)
 
 
+ROLE_COUNTS = ("messages", "tokens", "trained")
+"""The counts of each role."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleCounts:
     """Messages and tokens of each role in each line of a block.
@@ -201,12 +202,12 @@ class RoleCounts:
     Attributes:
         names: names of the roles.
         line, role: int64 [entries], ascending by line.
-        counts: int64 [3, entries]: messages; tokens; trained tokens.
+        counts: int64 [3, entries], see `ROLE_COUNTS`.
     """
 
     names: tuple[str, ...] = ()
-    line: Array = field(default_factory=_none)
-    role: Array = field(default_factory=_none)
+    line: Array = field(default_factory=no_numbers)
+    role: Array = field(default_factory=no_numbers)
     counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
 
     def without(self, lines: Array) -> "RoleCounts":
@@ -215,17 +216,14 @@ class RoleCounts:
         counts[1:, np.isin(self.line, lines)] = 0
         return replace(self, counts=counts)
 
-    def sums(self, lines: int | None = None) -> dict[str, tuple[int, int, int]]:
-        """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or of all."""
-        stop = len(self.line) if lines is None else int(np.searchsorted(self.line, lines))
-        sums = np.zeros((len(self.names), 3), np.int64)
-        for place, counts in enumerate(self.counts):
-            sums[:, place] = np.bincount(self.role[:stop], counts[:stop], len(self.names))
-        totals: dict[str, tuple[int, int, int]] = {}
-        for name, (messages, tokens, trained) in zip(self.names, sums.tolist(), strict=True):
-            if messages:
-                had = totals.get(name, (0, 0, 0))
-                totals[name] = (had[0] + messages, had[1] + tokens, had[2] + trained)
+    def sums(self, lines: int) -> dict[str, Counter[str]]:
+        """`messages`, `tokens` and `trained` tokens by role, of the first lines."""
+        stop = int(np.searchsorted(self.line, lines))
+        totals = {what: Counter[str]() for what in ROLE_COUNTS}
+        for total, counts in zip(totals.values(), self.counts, strict=True):
+            sums = np.bincount(self.role[:stop], counts[:stop], len(self.names)).tolist()
+            for name, count in zip(self.names, sums, strict=True):
+                total[name] += int(count)
         return totals
 
 
@@ -410,12 +408,6 @@ def with_roles(batch: Batch) -> Batch:
             roles = rows.with_flat(rows.flat % size).cut(begin, lengths)
             made = made.assign(Column(f"{name}{_ROLES}", "int32", roles.depth, "token_value", name), roles)
     return made
-
-
-def without_roles(batch: Batch) -> Batch:
-    """The batch without the columns that `with_roles` adds."""
-    kept = {name: column for name, column in batch.schema.items() if not is_role_column(column)}
-    return batch._with(columns={name: batch.columns[name] for name in kept}, schema=kept)
 
 
 # Batches of one block by two backends: which cached blocks may be used again, and what differs.

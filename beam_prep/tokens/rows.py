@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from beam_prep.data.block import step
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, offsets_of, ranges
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.data.schema import (
     IGNORE_INDEX,
@@ -128,13 +128,10 @@ def check_masked(batch: Batch) -> None:
             raise ValueError(f"{output.name!r} has no {output.mask_name!r} yet: put BuildMask directly after Tokenize")
 
 
-def trained_tokens(batch: Batch) -> dict[str, Array]:
+def trained_tokens(columns: Iterable[Column], rows: Mapping[str, Ragged]) -> dict[str, Array]:
     """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
-    return {
-        name: batch[name].sums(batch[name].flat != NO_LOSS[column.role])
-        for name, column in batch.schema.items()
-        if column.role in ("mask", "labels")
-    }
+    marks = [column for column in columns if column.role in ("mask", "labels")]
+    return {each.name: rows[each.name].sums(rows[each.name].flat != NO_LOSS[each.role]) for each in marks}
 
 
 def reject_equal_sides(batch: Batch) -> Batch:
@@ -162,7 +159,8 @@ def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> 
     if rows_without_loss == "keep":
         return batch
     never = {output.mask_name for output in batch.outputs if not output.trains}
-    counts = [per_row for name, per_row in trained_tokens(batch).items() if name not in never]
+    found = trained_tokens(batch.schema.values(), batch.columns)
+    counts = [per_row for name, per_row in found.items() if name not in never]
     if not counts:
         return batch
     bare = (np.array(counts) == 0).any(axis=0)
@@ -288,13 +286,8 @@ class Padding:
 
     def in_parts(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> Iterator[dict[str, Ragged]]:
         """`rows` in parts of `tokens_at_once`: padded short rows take a hundred times their memory."""
-        ends = offsets_of(self.lengths(next(iter(columns.values())).lengths))
-        start, count = 0, len(ends) - 1
-        while start < count:
-            fitting = int(np.searchsorted(ends, ends[start] + self.tokens_at_once, "right")) - 1
-            stop = max(fitting, start + 1)
-            yield self.rows({name: rows[start:stop] for name, rows in columns.items()}, schema)
-            start = stop
+        for part in ranges(self.lengths(next(iter(columns.values())).lengths), self.tokens_at_once):
+            yield self.rows({name: rows[part] for name, rows in columns.items()}, schema)
 
 
 @step

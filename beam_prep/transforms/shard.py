@@ -27,7 +27,7 @@ from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Compose, Splits, view_receipt
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan, make_plan, with_merged
-from beam_prep.shards.receipts import BlockReceipt, Copies, Receipts, pack_receipts, placed
+from beam_prep.shards.receipts import DIGEST, BlockReceipt, Copies, Receipts, pack_receipts, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs
 from beam_prep.shards.slices import RejectsPlan
@@ -67,11 +67,10 @@ def digests(receipt: BlockReceipt, token_cache: TokenCache) -> Iterable[Digests]
     if not receipt.kept:
         return
     (row_index,) = token_cache.row_indexes([receipt["name"]])
-    if DUPLICATE not in row_index.digests:
+    if (found := row_index.rows.get(DIGEST + DUPLICATE)) is None:
         raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
-    count = len(row_index.line)
-    file, start = (np.full(count, number, np.int64) for number in (receipt["file"], receipt["start"]))
-    yield Digests(row_index.digests[DUPLICATE], file, start, row_index.line.astype(np.int64), row_index.offset)
+    line = row_index["line"].astype(np.int64)
+    yield Digests(found, 0 * line + receipt["file"], 0 * line + receipt["start"], line, row_index["offset"])
 
 
 def by_bucket(batch: list[Digests], buckets: int) -> Iterable[tuple[int, Digests]]:
@@ -133,34 +132,29 @@ def view_blocks(
     receipts: beam.PCollection[BlockReceipt],
     token_cache: TokenCache,
     scratch: Scratch,
-    splits: Splits | None,
-    buckets: int | None,
+    compose: Compose,
 ) -> beam.PCollection[BlockReceipt]:
     """The receipts of blocks -> the receipts for the plan: by split, and without copies of earlier records.
 
     Args:
         receipts: of the blocks.
         token_cache, scratch: the folders of blocks and of copies.
-        splits: see `Compose`.
-        buckets: number of buckets of digests, to find equal ones; None: no deduplication.
+        compose: see `Compose`.
     """
-    see = beam.Map(view_block, token_cache, scratch, splits).with_output_types(BlockReceipt)
-    if buckets is None:
+    see = beam.Map(view_block, token_cache, scratch, compose.splits).with_output_types(BlockReceipt)
+    if not compose.deduplicate:
         return receipts | "View" >> see
     copies = (
         receipts
         | "Digests" >> beam.FlatMap(digests, token_cache).with_output_types(Digests)
         | "Many" >> beam.BatchElements(_MOST, _MOST, element_size_fn=len)
-        | "Bucket" >> beam.FlatMap(by_bucket, buckets).with_output_types(tuple[int, Digests])
+        | "Bucket" >> beam.FlatMap(by_bucket, compose.buckets).with_output_types(tuple[int, Digests])
         | "Buckets" >> beam.GroupByKey()
         | "Copies" >> beam.FlatMap(find_copies).with_output_types(tuple[BlockKey, Copies])
     )
-    by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, BlockReceipt])
+    by_block = beam.WithKeys(lambda receipt: (receipt["file"], receipt["start"]))
+    by_block = receipts | "ByBlock" >> by_block.with_output_types(tuple[BlockKey, BlockReceipt])
     return {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey() | "View" >> see
-
-
-def _by_block(receipt: BlockReceipt) -> tuple[BlockKey, BlockReceipt]:
-    return (receipt["file"], receipt["start"]), receipt
 
 
 # The plan
@@ -199,13 +193,11 @@ def plan_output(
     plan = make_plan(receipts, token_cache.row_indexes, max_tokens, max_items, compose, scratch.copies)
     if publisher.max_reject_chars:
         plan = dataclasses.replace(plan, samples=samples(plan, arranger))
-    earlier = publisher.earlier()
     goes_on = publisher.prepare(plan)
     if goes_on:
         last = token_cache.single_use and receipts.distinct and not compose.composes
         report(progress, planned=plan.ledger.kept)
-        shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
-        yield from publisher.keyed(shards, arranger, plan.columns, earlier)
+        yield from publisher.keyed(plan, plan.shards, arranger, last)
     yield from plan.rejects
     # The counts tell `publish` which shards there must be.
     small = dataclasses.replace(plan, shards=(), rejects=(), groups=())
@@ -217,11 +209,6 @@ def plan_output(
 
 
 # The merges of a shuffle
-
-
-def make_run(group: RunGroup, counts: RunCounts, arranger: Arranger) -> RunCounts:
-    """The blocks of a run -> a file with their rows, sorted; returns its counts."""
-    return arranger.write_run(group, counts.limits(group.runs.parts))
 
 
 def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int]]:
@@ -241,8 +228,7 @@ def plan_shards(
     check_planned("merged ranges of runs", merged, sum(1 for _ in runs.tasks()))
     shards = MergedShards.of(runs, counts, samples.limits(runs.parts))
     if publisher.problem(plan) is None:
-        plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
-        yield from publisher.keyed(plans, arranger, plan.columns, publisher.earlier())
+        yield from publisher.keyed(plan, shards.plans(), arranger)
     yield beam.pvalue.TaggedOutput("plan", with_merged(plan, shards))
 
 
@@ -261,7 +247,7 @@ def merge_shards(
     added = partial(sum, start=RunCounts())
     surveyed = groups | "Survey" >> beam.Map(arranger.survey)
     samples = beam.pvalue.AsSingleton(surveyed | "Samples" >> beam.CombineGlobally(added))
-    made = groups | "Runs" >> beam.Map(make_run, samples, arranger)
+    made = groups | "Runs" >> beam.Map(arranger.write_run, samples)
     counts = beam.pvalue.AsSingleton(made | "Counts" >> beam.CombineGlobally(added))
     merged = beam.pvalue.AsSingleton(
         plans
@@ -450,8 +436,7 @@ class Shard(beam.PTransform):
         receipts = batches | "TokenCache" >> beam.ParDo(token_cache).with_output_types(BlockReceipt)
         compose, scratch = self.compose, Scratch(self.staging.path("scratch"))
         if compose.views:
-            buckets = compose.buckets if compose.deduplicate else None
-            receipts = view_blocks(receipts, self.token_cache, scratch, compose.splits, buckets)
+            receipts = view_blocks(receipts, self.token_cache, scratch, compose)
         parts = (
             receipts
             | "Batch" >> beam.BatchElements(RECEIPTS, RECEIPTS)

@@ -8,12 +8,11 @@ import dataclasses
 import logging
 import os
 import pickle
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from time import perf_counter
-from typing import Any, ClassVar, Literal, dataclass_transform, get_args
+from typing import Any, ClassVar, dataclass_transform, get_args
 
 import apache_beam as beam
 from apache_beam import coders
@@ -30,7 +29,7 @@ from beam_prep.hints import check_least, check_words
 from beam_prep.reading.adapters import Adapter, adapt_records, filter_by_chars, filter_records, map_records
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
-from beam_prep.reading.keys import Keys, keep_fields, key_records
+from beam_prep.reading.keys import Normalize, keep_fields, key_records
 from beam_prep.reading.records import MAX_LINE_BYTES, Record, Records
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
@@ -123,7 +122,7 @@ class BlockStep(beam.PTransform):
         self.check()
 
     def check(self) -> None:
-        """Raises ValueError if a setting is wrong."""
+        """Raises ValueError if a setting is wrong, apart from choices."""
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the function, apart from the block."""
@@ -273,12 +272,12 @@ class KeyRecords(BlockStep):
     split_key: str | None = None
     reject_missing: bool = True
     duplicate: Sequence[str] = ()
-    normalize: Literal["none", "whitespace", "nfkc_casefold"] = "none"
+    normalize: Normalize = "none"
 
     work, gives = key_records, Records
 
-    def settings(self) -> dict[str, Any]:
-        return {"keys": Keys(self.split, self.split_key, self.reject_missing, _names(self.duplicate), self.normalize)}
+    def check(self) -> None:
+        self.duplicate = _names(self.duplicate)
 
 
 class CountBadAnswers(BlockStep):
@@ -364,8 +363,7 @@ class Decontaminate(BlockStep):
         self.field, self.fields = (each if each is None else _names(each) for each in (self.field, self.fields))
         self._index: Any = self.against
         if isinstance(self.against, str | os.PathLike | Sequence):
-            paths = [self.against] if isinstance(self.against, str | os.PathLike) else self.against
-            self._index = read_references([os.fspath(path) for path in paths], self.field, self.ngram).index
+            self._index = read_references(self.against, self.field, self.ngram).index
 
     def settings(self) -> dict[str, Any]:
         return {"references": self._index, "fields": self.fields, "mode": self.mode}
@@ -627,15 +625,6 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def read(split: Split, block_bytes: int, token_cache: TokenCache | None, max_line_bytes: int) -> Iterable[Records]:
-    """A split -> its blocks: see `read_split`. They note how long they took."""
-    started = time.perf_counter()
-    for block in read_split(split, block_bytes, token_cache, max_line_bytes):
-        block.spent("ReadJSONL", time.perf_counter() - started)
-        yield block
-        started = time.perf_counter()
-
-
 @dataclasses.dataclass(eq=False)
 class ReadJSONL(beam.PTransform):
     """Files -> `Records`: every line exactly once, in blocks that are the same on every runner.
@@ -679,7 +668,7 @@ class ReadJSONL(beam.PTransform):
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]
-        made = beam.FlatMap(read, self.block_bytes, self.token_cache, self.max_line_bytes)
+        made = beam.FlatMap(read_split, self.block_bytes, self.token_cache, self.max_line_bytes)
         return (
             start
             | "Once" >> beam.Impulse()
@@ -725,21 +714,6 @@ def _by_group(records: Records, groups: tuple[tuple[Step, ...], ...]) -> Batch:
         block = step(block)
     made: Batch = block
     return made
-
-
-def _keyed(element: Any, buckets: int) -> tuple[int, bytes]:
-    encoded = encode_record(element)
-    return bucket_of(encoded, buckets), encoded
-
-
-def _blocks(
-    group: tuple[int, Iterable[bytes]], sizes: Mapping[int, int], buckets: int, block_bytes: int
-) -> Iterable[Records]:
-    return blocks(*group, sizes, buckets, block_bytes)  # FlatMapTuple takes no side inputs without defaults
-
-
-def _sized(bucket: int, encoded: bytes) -> tuple[int, int]:
-    return bucket, line_size(encoded)
 
 
 @dataclasses.dataclass(eq=False)
@@ -792,12 +766,14 @@ class FromRecords(beam.PTransform):
         keyed = (
             records
             | "OneWindow" >> beam.WindowInto(GlobalWindows())
-            | "Encode" >> beam.Map(_keyed, self.buckets).with_output_types(tuple[int, bytes])
+            | "Encode" >> beam.Map(encode_record)
+            | "Key" >> beam.WithKeys(bucket_of, self.buckets).with_output_types(tuple[int, bytes])
         )
+        size = beam.MapTuple(lambda bucket, encoded: (bucket, line_size(encoded)))
         sizes = (
             keyed
-            | "Size" >> beam.MapTuple(_sized).with_output_types(tuple[int, int])
+            | "Size" >> size.with_output_types(tuple[int, int])
             | "Sizes" >> beam.CombinePerKey(sum).with_output_types(tuple[int, int])
         )
-        made = beam.FlatMap(_blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes)
+        made = beam.FlatMap(blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes)
         return keyed | "Buckets" >> beam.GroupByKey() | "Blocks" >> made.with_output_types(Records)

@@ -15,6 +15,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.shards.compose import Compose, DomainMix, RunSizes, Splits
+from beam_prep.shards.layout import LOST
 from beam_prep.shards.plan import Plan, make_plan, with_merged
 from beam_prep.shards.receipts import BlockReceipt, Receipts, pack_receipts, placed
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs
@@ -152,8 +153,8 @@ class Made:
     def rows(self, shard: ShardPlan) -> list[dict[str, Any]]:
         """The rows of a shard, as lists."""
         found = []
-        for rows, _ in self.arranger.rows(shard):
-            lists = {name: values.to_lists() for name, values in rows.items()}
+        for rows in self.arranger.rows(shard):
+            lists = {name: values.to_lists() for name, values in rows.items() if name != LOST}
             found += [dict(zip(lists, each, strict=True)) for each in zip(*lists.values(), strict=True)]
         assert len(found) == shard.rows
         return found
@@ -220,7 +221,7 @@ def merged(plan: Plan, arranger: Arranger) -> tuple[Plan, list[ShardPlan]]:
     assert len(groups) == runs.runs
     samples = sum((arranger.survey(group) for group in groups if runs.parts.wanted), RunCounts())
     limits = samples.limits(runs.parts)
-    counts = sum((arranger.write_run(group, limits) for group in groups[::-1]), RunCounts())
+    counts = sum((arranger.write_run(group, samples) for group in groups[::-1]), RunCounts())
     for group, wide in runs.tasks():
         arranger.merge_runs(runs, group, wide)
     shards = MergedShards.of(runs, counts, limits)

@@ -19,7 +19,7 @@ from hypothesis import event, given
 from beam_prep.errors import TokenCacheError
 from beam_prep.shards import compose, runs
 from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuffle_keys
-from beam_prep.shards.runs import cutoff
+from beam_prep.shards.runs import RunCounts, cutoff
 from tests.compose import naive
 from tests.compose.jobs import Blocks, made
 from tests.compose.naive import NO_KEY, Cannot, Job, Naive, Row
@@ -102,7 +102,8 @@ def check(files: Any, job: Job, cuts: Any, sizes: RunSizes, buckets: int, bits: 
         assert plan.ledger.kept + plan.repeated == written
         assert {domain: each["wanted_tokens"] for domain, each in plan.mix.items()} == wanted.wanted
         if found.runs is not None:
-            event(f"{found.runs.levels} levels, {min(found.runs.runs, 3)} runs, {min(found.runs.merged, 2)} groups")
+            each = found.runs
+            event(f"{1 + each.merges_twice} levels, {min(each.runs, 3)} runs, {min(each.merged, 2)} groups")
 
 
 @given(inputs(), jobs(), CUTS, SIZES, st.sampled_from([1, 3, 64]), st.sampled_from([1, 3, 16]))
@@ -220,7 +221,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(kind: str, change: str,
     found = made(Blocks([drawn(0), drawn(1), drawn(2)], tmp_path, [[20, 20], [50], []]), JOB, TWO_LEVELS)
     made_runs = found.runs
     assert made_runs is not None
-    assert made_runs.levels == 2
+    assert made_runs.merges_twice
     files = sorted((tmp_path if kind == "token_cache" else tmp_path / "scratch").glob(f"{kind}/**/*.arrow"))
     files = [file for file in files if not file.name.endswith(".rows.arrow")]
     contents = [file.read_bytes() for file in files]
@@ -229,7 +230,9 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(kind: str, change: str,
         file.unlink()  # it is mapped
         if change != "gone":
             file.write_bytes(CHANGES[change](data, other))
-    steps: list[Callable[[], object]] = [partial(found.arranger.write_run, group, {}) for group in found.groups]
+    steps: list[Callable[[], object]] = [
+        partial(found.arranger.write_run, group, RunCounts()) for group in found.groups
+    ]
     if kind == "merged":
         steps = [partial(found.rows, shard) for shard in found.shards]
     if kind == "runs":

@@ -11,6 +11,7 @@ from beam_prep.reading.records import Drop
 from beam_prep.shards.compose import DomainMix, Splits, view
 from beam_prep.shards.receipts import Copies, RowIndex
 from beam_prep.shards.runs import budgets
+from beam_prep.tokens.batch import RoleCounts
 from tests.conftest import Run, text_config
 
 Given = dict[str, Any]
@@ -98,11 +99,10 @@ def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
     lines = np.arange(count, dtype=np.int32)
     marks = tuple(Drop(line, 10 * line, "contaminated", kind="marked") for line in range(count))
     zeros = np.zeros(count, np.int64)
-    places: Any = {"shown": marks, "length": zeros, "offset": 10 * np.arange(count)}
-    status = np.zeros(count, np.uint8)
-    row_index = RowIndex(lines, zeros.astype(np.int32), zeros, status, outcomes, {}, **places)
+    rows: Any = {"line": lines, "domain": zeros, "tokens": zeros, "length": zeros, "offset": 10 * lines}
+    row_index = RowIndex(rows, np.zeros(count, np.uint8), outcomes, RoleCounts(), marks)
     one = np.array([1])
-    seen = view(row_index, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None).row_index
+    seen = view(row_index, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None)
     assert seen.status.tolist() == [0, 256, 0]
     assert seen.outcomes[255] == ("dropped", "duplicate")
     reasons = enumerate(("contaminated", "duplicate", "contaminated"))

@@ -33,7 +33,7 @@ def read(elements: list[Any], buckets: int = ONE, block_bytes: int = 1 << 20, **
         encoded = encode_record(element, **limits)
         grouped.setdefault(bucket_of(encoded, buckets), []).append(encoded)
     sizes = {bucket: sum(map(line_size, group)) for bucket, group in grouped.items()}
-    found = (blocks(bucket, group, sizes, buckets, block_bytes) for bucket, group in sorted(grouped.items()))
+    found = (blocks(group, sizes, buckets, block_bytes) for group in sorted(grouped.items()))
     return [*itertools.chain.from_iterable(found)]
 
 
@@ -189,6 +189,6 @@ def test_records_that_differ_from_run_to_run_of_the_source_end_the_job() -> None
     sizes = {0: sum(map(line_size, encoded))}
     for other in ([*encoded, encoded[0]], encoded[1:]):
         with pytest.raises(InputError, match=rf"has \d+ bytes, wanted {sizes[0]}: the source gave other records"):
-            list(blocks(0, other, sizes, ONE, 100))
+            list(blocks((0, other), sizes, ONE, 100))
     with pytest.raises(InputError, match="wanted 0"):
-        list(blocks(0, encoded, {}, MOST_BUCKETS, 100))
+        list(blocks((0, encoded), {}, MOST_BUCKETS, 100))

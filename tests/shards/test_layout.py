@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import IGNORE_INDEX, Column
+from beam_prep.data.schema import IGNORE_INDEX, Column, one_each
 from beam_prep.errors import RunError
-from beam_prep.shards.layout import CUT, ROW_LENGTHS, Chunking, Layout, finalize_columns, split_rows
+from beam_prep.shards.layout import CUT, LOST, ROW_LENGTHS, Chunking, Layout, finalize_columns, split_rows
 from beam_prep.shards.pack import Strategy, cuts_rows, plan_packs
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import Padding, TruncationMode, pad, to_labels, truncate
@@ -47,19 +47,17 @@ def batch_from(rows: list[Row]) -> Batch:
 def packed_by(layout: Layout, batch: Batch, parts: int) -> tuple[list[Row], list[Row], Counter[str]]:
     """(packed rows, documents in them, what was counted) of the rows of a shard that comes in some parts."""
     borders = np.linspace(0, len(batch), parts + 1).astype(int)
-    cut = batch.counters.get(CUT)
-    given = [
-        ({name: rows[a:b] for name, rows in batch.columns.items()}, None if cut is None else cut[a:b])
-        for a, b in itertools.pairwise(borders)
-    ]
+    lost = {LOST: one_each(batch.counters[CUT])} if CUT in batch.counters else {}
+    columns = batch.columns | lost
+    given = [{name: rows[a:b] for name, rows in columns.items()} for a, b in itertools.pairwise(borders)]
     packs: list[Row] = []
     documents: list[Row] = []
     total = Counter[str]()
     for found, stats in layout.rows(given, tuple(batch.schema.values())):
         (packed,) = stats.values()
         total.update(packed)
-        columns = (found[name].to_lists() for name in ("sequence", "loss_mask", "seq_lens"))
-        for ids, mask, lengths in zip(*columns, strict=True):
+        lists = (found[name].to_lists() for name in ("sequence", "loss_mask", "seq_lens"))
+        for ids, mask, lengths in zip(*lists, strict=True):
             packs.append(list(zip(ids, mask, strict=True)))
             documents += [packs[-1][a:b] for a, b in itertools.pairwise(itertools.accumulate(lengths, initial=0))]
     return packs, documents, total
@@ -152,9 +150,7 @@ def test_rows_are_padded_in_parts_as_a_block_is(
     layout = Layout(padding=padding, names={"attention_mask": "real"}, position_ids="doc_reset")
     written = layout.columns(tuple(batch.schema.values()))
     borders = np.linspace(0, len(batch), parts + 1).astype(int)
-    given = [
-        ({name: found[a:b] for name, found in batch.columns.items()}, None) for a, b in itertools.pairwise(borders)
-    ]
+    given = [{name: found[a:b] for name, found in batch.columns.items()} for a, b in itertools.pairwise(borders)]
     found = [part for part, _ in layout.rows(given, written)]
     ids, *others = wanted.columns
     assert [column.name for column in written] == [ids, *others[:-1], "real", "position_ids"]
@@ -213,7 +209,7 @@ def test_packed_rows_without_a_trained_label_are_counted(strategy: Any) -> None:
     batch = made_of([[5, 6, 7, 8, 9, 9]])
     for columns, untrained in ((batch.columns, 0), ({**batch.columns, "labels": labels}, 2)):
         schema = (*batch.schema.values(), Column("labels", "int32", 1, "labels"))[: len(columns)]
-        ((_, stats),) = Layout(strategy, 2).rows([(columns, None)], schema)
+        ((_, stats),) = Layout(strategy, 2).rows([columns], schema)
         assert (stats["packing"]["packs"], stats["packing"]["packs_untrained"]) == (3, untrained)
 
 
@@ -289,7 +285,7 @@ def test_with_packing_nothing_is_cut(case: tuple[list[list[int]], Chunking], pac
     layout = Layout(packing, capacity=9, group=3, chunking=chunking)
     rows = {name: rows_of(masks)[name] for name in ("input_ids", "labels")}
     columns = layout.columns([IDS, LABELS])
-    written = [part for part, _ in layout.rows([(rows, None)], columns)]
+    written = [part for part, _ in layout.rows([rows], columns)]
     chunks, _ = chunking.rows(rows, SCHEMA)
     tokens = [token for part in written for row in part["input_ids"].to_lists() for token in row]
     assert sorted(tokens) == sorted(chunks["input_ids"].flat)
@@ -305,8 +301,9 @@ def test_without_masks_what_is_repeated_is_trained_again() -> None:
 
 def test_what_was_cut_from_a_record_counts_for_its_first_row() -> None:
     given = {ROW_LENGTHS.name: [[2, 1], [3]], "input_ids": [[1, 2, 3], [4, 5, 6]]}
-    rows, cut = split_rows({name: Ragged.from_lists(lists) for name, lists in given.items()}, SCHEMA, np.array([5, 7]))
-    assert (rows["input_ids"].to_lists(), np.asarray(cut).tolist()) == ([[1, 2], [3], [4, 5, 6]], [5, 0, 7])
+    columns = {name: Ragged.from_lists(lists) for name, lists in {**given, LOST: [[5], [7]]}.items()}
+    rows = split_rows(columns, SCHEMA)
+    assert (rows["input_ids"].to_lists(), rows[LOST].flat.tolist()) == ([[1, 2], [3], [4, 5, 6]], [5, 0, 7])
 
 
 @pytest.mark.parametrize(("size", "stride"), [(0, 0), (4, 4), (4, -1)])

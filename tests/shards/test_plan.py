@@ -16,9 +16,10 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
 from beam_prep.reading.records import REJECTS_SHOWN
 from beam_prep.shards import plan as plan_module
+from beam_prep.shards import slices
+from beam_prep.shards.compose import Compose
 from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import BlockReceipt, Receipts, RowIndexes, histogram, pack_receipts, placed
-from beam_prep.shards.slices import Rejects
+from beam_prep.shards.receipts import BlockReceipt, Copies, Receipts, RowIndexes, histogram, pack_receipts, placed
 from tests.compose.jobs import COLUMNS, CUT, LINE_BYTES, Blocks, Files, outcome_of
 from tests.compose.naive import Row
 from tests.compose.test_naive import CUTS, inputs
@@ -34,7 +35,14 @@ def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetch
             fetched.append(names)
         return blocks.token_cache.row_indexes(names)
 
-    plan = make_plan(Receipts.of([pack_receipts(blocks.receipts[::-1])]), fetch, max_tokens, max_items)
+    plan = make_plan(
+        Receipts.of([pack_receipts(blocks.receipts[::-1])]),
+        fetch,
+        max_tokens,
+        max_items,
+        Compose(),
+        lambda name: Copies(),
+    )
     return dataclasses.replace(plan, shards=[*plan.shards], rejects=[*plan.rejects])
 
 
@@ -99,7 +107,7 @@ def test_the_plan_is_what_a_sequential_program_does(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(RowIndexes, "borders_ahead", prefetch[0])
         patch.setattr(RowIndexes, "most_rows", prefetch[1])
-        patch.setattr(Rejects, "most", rejects_per_file)
+        patch.setattr(slices, "REJECTS", rejects_per_file)
         patch.setattr(plan_module, "SHOWN", DROPS)
         blocks = Blocks(files, Path(folder), cuts)
         plan = plan_of(blocks, max_tokens, max_items)
@@ -187,7 +195,7 @@ def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(
 
 
 def test_a_job_without_blocks_has_an_empty_plan() -> None:
-    plan = make_plan(Receipts.of([]), lambda names: [], 10, max_items=5)
+    plan = make_plan(Receipts.of([]), lambda names: [], 10, 5, Compose(), lambda name: Copies())
     assert (list(plan.shards), list(plan.rejects), plan.inputs, plan.columns, plan.domains) == ([], [], [], (), {})
     assert (plan.ledger.lines, plan.blocks) == (0, 0)
 

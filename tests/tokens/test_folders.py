@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 import beam_prep as bp
 from beam_prep.chat.chat_format import chat_format_of, template_of
 from beam_prep.errors import TokenizerError
-from beam_prep.sample import prepare
+from beam_prep.recipe import prepare
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import shared
 from tests.tokens.folders import TEMPLATES, differences, folder_of, load_reference

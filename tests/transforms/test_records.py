@@ -19,7 +19,7 @@ import beam_prep as bp
 from beam_prep.errors import BeamPrepError, ConfigError, RunError
 from beam_prep.inspect.row import source_lines
 from beam_prep.reading.records import Records
-from beam_prep.sample import prepare
+from beam_prep.recipe import prepare
 from tests.conftest import ROOT, tree
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
