@@ -44,6 +44,9 @@ class _Spent(threading.local):
     made = 0
     rounds = 0
 
+    def __init__(self) -> None:
+        self.weights: dict[int, int] = {}  # id of a record's object or list -> its weight
+
 
 _SPENT = _Spent()
 
@@ -51,6 +54,7 @@ _SPENT = _Spent()
 def begin() -> None:
     """Begins a rendering."""
     _SPENT.made = _SPENT.rounds = 0
+    _SPENT.weights.clear()
 
 
 def bounded(value: T) -> T:
@@ -98,11 +102,17 @@ def weigh(value: Any) -> int:
     while inside:
         item = inside.pop()
         _SPENT.made += _ITEM  # a list that grows by a level in each round is weighed in each round
-        if isinstance(item, dict):
-            item = [*dict.keys(item), *dict.values(item)]
-        if isinstance(item, list | tuple):
-            inside += item
-        size += _ITEM + len(item) if isinstance(item, str) else _ITEM
+        size += _ITEM
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, list | tuple | dict):
+            raw = getattr(item, "_raw", None)
+            if raw is not None:  # of the record: a template may give it to a macro in each round, but cannot change it
+                if id(raw) not in _SPENT.weights:
+                    _SPENT.weights[id(raw)] = weigh(raw)
+                size += _SPENT.weights[id(raw)]
+            else:
+                inside += [*item, *item.values()] if isinstance(item, dict) else item
         expect(size)
     expect(_SPENT.made, MAX_MADE)
     return size

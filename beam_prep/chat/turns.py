@@ -25,7 +25,7 @@ from beam_prep.chat.environment import RAISED_BY_TEMPLATES
 from beam_prep.chat.messages import Message, are_plain, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer, Tokens
-from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
+from beam_prep.chat.trace import END, Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
 from beam_prep.data.block import Reason, Reject
 
 PLAIN = "Plainly."
@@ -38,7 +38,10 @@ _TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
 """Tags that open the reasoning in a generation prompt."""
 _WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
 _NAMES = re.compile(r"\w+")
-_SEVERAL_WORDS = re.compile(r"\w\W+\w")
+_SEVERAL_WORDS, _NUMBER = re.compile(r"\w\W+\w"), re.compile(r"[0-9]+")
+
+Gap = tuple[Any, str]
+"""(what was said before, the constant before a message's text)."""
 
 
 class Turn(NamedTuple):
@@ -96,8 +99,8 @@ class Facts:
         has_parts: other tokens stand before plain_end, which close parts of an answer (Kimi K3).
         end_in_history: the special tokens behind answers that a question follows; "": none (other ones than plain_end:
             Apriel 1.6).
-        gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
-            trained, the rests of prompts that the history leaves out there).
+        gaps: gap -> (characters of its constant that are not trained, the rests of prompts that the history leaves out
+            there). If a header has no number, the numbers behind it (of calls) are 0.
         left_out: openings, without blanks, that prompts have behind a header, and history has not (Cohere2 MoE,
             Gemma 4).
         always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none
@@ -112,7 +115,7 @@ class Facts:
         self.prompts: list[str] = []
         self.plain_end: str | None = None
         self.end_in_history = self.always = ""
-        self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
+        self.gaps: dict[Gap, tuple[int, tuple[str, ...]]] = {}
         self.left_out: set[str] = set()
         self.has_parts = self.disordered = False
         self.learning = True
@@ -127,16 +130,16 @@ class Facts:
         """Whether the token stands in a prompt, and ends no turn."""
         return token not in self.closers and any(token in prompt for prompt in self.prompts)
 
-    def learn(self, gap: tuple[Any, str], size: int, before: str) -> None:
-        """Keeps the size of a header, see `gaps`. `before`: the rendering up to the end of the header."""
+    def header(self, size: int, before: str) -> tuple[int, tuple[str, ...]]:
+        """The value of `gaps` for a header of this size. `before`: the rendering up to the end of the header."""
         lacking = []
         for prompt in self.prompts:
             had = max(k for k in range(len(prompt) + 1) if before.endswith(prompt[:k]))
             if had < len(prompt):
                 lacking.append(prompt[had:])
-                if _WORD.search(prompt, 0, had):
+                if self.learning and _WORD.search(prompt, 0, had):
                     self.left_out.add("".join(prompt[had:].split()))
-        self.gaps[gap] = size, tuple(lacking)
+        return size, tuple(lacking)
 
     def _end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
         """`end_in`: the end of a turn in the text behind the message's text; None: no token there ends a turn.
@@ -223,6 +226,9 @@ class Turns:
         self._tokens = renderer.tokens
         self.places = places(rendering, range(len(messages)))
         self.by_facts = True
+        # What renderings of prefixes of this record showed: a long conversation would otherwise take many.
+        self._gaps: dict[Gap, tuple[int, tuple[str, ...]]] = facts.gaps if facts.learning else {}
+        self._cuts: dict[Any, int] = {}
 
     def all(self) -> list[Turn]:
         """The turns of all messages, in order."""
@@ -298,15 +304,19 @@ class Turns:
         text, at, facts = self._text, place.after, self._facts
         previous = self._messages[index - 1] if index else {}
         gap = (place.said, previous.get("role"), "tool_calls" in previous), text[at : place.begin]
-        if (known := facts.gaps.get(gap)) is not None:
+        counted = gap[0], _NUMBER.sub("0", gap[1])
+        sizes = (found.get(key) for found in (facts.gaps, self._gaps) for key in (gap, counted))
+        if (known := next(filter(None, sizes), None)) is not None:
             begin = at + known[0]
             if not text.startswith(known[1], begin):  # otherwise it begins like the rest of a prompt (DeepSeek-R1)
                 return begin
         self.by_facts = False
         begin, by_header = self._begin_by_rendering(index, place, before)
-        by_header = by_header and not (place.said and place.said[2])  # otherwise a repeated text follows the header
-        if facts.learning and by_header and at <= begin <= place.begin and not place.silent:
-            facts.learn(gap, begin - at, text[:begin])
+        is_repeated = place.said and place.said[2]  # a repeated text follows the header
+        is_shown = by_header or (before is None and not facts.learning)
+        if is_shown and not is_repeated and at <= begin <= place.begin and not place.silent:
+            has_number = _NUMBER.search(text, at, begin)
+            self._gaps[gap if has_number else counted] = facts.header(begin - at, text[:begin])
         return begin
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
@@ -644,7 +654,15 @@ class Turns:
         return bisect.bisect_left(self._trace.marks, (at,))
 
     def _cut_end(self, count: int, index: int, place: TurnPlace, at: int) -> int:
-        """See `_tail_end`; found by rendering only the first messages."""
+        """See `_tail_end`; found by rendering the first messages, once for all messages of a kind with such a tail."""
+        message = self._messages[index]
+        kind = *(key for key, value in message.items() if value), len(message.get("tool_calls") or ())
+        key = kind, count - index, self._messages[count]["role"], self._text[at : place.before]
+        if place.silent or place.before == END or key not in self._cuts:
+            self._cuts[key] = self._cut_by_rendering(count, index, place, at) - at
+        return at + self._cuts[key]
+
+    def _cut_by_rendering(self, count: int, index: int, place: TurnPlace, at: int) -> int:
         try:
             cut = self._renderer.run(self._messages[:count])
         except RAISED:

@@ -1,9 +1,13 @@
 """Turns whose begin and end are known by hand: constants before, within and behind them, and what refuses them."""
 
+import itertools
+from typing import Any
+
 import pytest
 
+from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.template import ChatTemplate
-from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, Message, called, each, say, talk, trained
+from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, Message, called, each, fresh, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 OPENED = "<|im_start|>assistant<s>\n"
@@ -487,3 +491,39 @@ def test_a_message_of_which_the_template_writes_no_character_is_refused() -> Non
     template = ChatTemplate(each(body + "{{ m.content.split(' ')[0] + ' ' }}"), {}, CONTROLS)
     turn = template.render(talk(" x", "a b")).turns[0]
     assert (turn.spans, turn.reason and turn.reason[0]) == (((5, 5),), "turn_unplaced")
+
+
+# Long conversations
+
+NUMBERED = each(
+    HEADER + "{{ '<call>[' ~ loop.index ~ '] ' ~ m.tool_calls[0].function.name if m.tool_calls else m.content }}"
+    "{{ '<|im_end|>\n' }}"
+)
+RESULTS_IN_TURN = each(
+    "{% set before = loop.previtem.role if loop.index0 else '' %}{% if m.role != 'tool' %}"
+    "{{ '<|im_start|>' + m.role + '\n' if before != 'tool' }}{{ m.content }}"
+    "{{ '<s>' + m.tool_calls[0].function.name + '</s>' if m.tool_calls else '<|im_end|>\n' }}"
+    "{{ '<s>[' + loop.nextitem.content + ']' if m.tool_calls and not loop.last }}{% endif %}"
+)
+PROMPT_BEHIND_QUESTIONS = PROMPT.replace(" %}", " and messages[-1].role != 'tool' %}", 1)
+
+
+@pytest.mark.parametrize("source", [NUMBERED + PROMPT, RESULTS_IN_TURN + PROMPT_BEHIND_QUESTIONS])
+def test_a_longer_conversation_takes_no_more_renderings(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its time would grow as the square of its length."""
+    template, counts, run = fresh(source, {}), [0], Renderer.run
+
+    def counted(*given: Any) -> Any:
+        counts[-1] += 1
+        return run(*given)
+
+    def agent(steps: int) -> list[Message]:
+        return [say("user", "q"), *itertools.chain(*([called("find"), say("tool", "four")] for _ in range(steps)))]
+
+    template.facts({})
+    monkeypatch.setattr(Renderer, "run", counted)
+    for steps in (4, 40):
+        answers = [turn for turn in template.render(agent(steps)).turns if turn.message % 2]
+        assert all(turn.spans and not turn.reason for turn in answers)
+        counts.append(0)
+    assert counts[1] <= counts[0] < 5
