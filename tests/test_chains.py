@@ -20,7 +20,7 @@ from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import adapt_records, adapter, filter_by_chars, filter_records, map_records
 from beam_prep.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
-from beam_prep.reading.keys import Keys, Normalize, keep_fields, key_records
+from beam_prep.reading.keys import Normalize, keep_fields, key_records
 from beam_prep.reading.records import RawBlock, Record, Records, parse
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.shards.layout import add_metadata, finalize_columns
@@ -72,8 +72,7 @@ def references(ngram: int, text: str) -> Index:
 REFERENCES = [references(1, "hello, b!"), references(2, "LONG long"), references(1, "四字の語 a")]
 SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
 FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
-KEYS = st.builds(
-    Keys,
+KEYS = st.tuples(
     st.booleans(),
     st.sampled_from([None, "id", "text"]),
     st.booleans(),
@@ -87,7 +86,7 @@ ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
     st.sampled_from([lambda records: keep_fields(records, {"id": "string"})]),
     st.just(lambda records: count_bad_answers(records, FieldUse())),
-    KEYS.map(lambda keys: lambda records: key_records(records, keys)),
+    KEYS.map(lambda keys: lambda records: key_records(records, *keys)),
     st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
     st.tuples(st.sampled_from(REFERENCES), FIELDS, st.sampled_from(get_args(Mode))).map(
         lambda given: lambda records: decontaminate(records, *given)

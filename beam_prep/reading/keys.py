@@ -10,9 +10,9 @@ import hashlib
 import json
 import struct
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -29,32 +29,6 @@ NO_KEY = np.uint64(2**64 - 1)
 """The digest `split` of a record without the field `split_key`."""
 
 Normalize = Literal["none", "whitespace", "nfkc_casefold"]
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Which digests to make.
-
-    Attributes:
-        split: True: digest records for splits.
-        split_key: the field that decides; None: the entire record.
-        reject_missing: True: reject records without that field (`no_split_key`); False: they get the digest `NO_KEY`.
-        duplicate: the fields that decide whether records are equal; (): records are not compared.
-        normalize: how texts are normalised before they are compared: see `normalized`.
-
-    Raises:
-        ValueError: `normalize` is unknown.
-    """
-
-    split: bool = False
-    split_key: str | None = None
-    reject_missing: bool = True
-    duplicate: tuple[str, ...] = ()
-    normalize: Normalize = "none"
-
-    def __post_init__(self) -> None:
-        if self.normalize not in get_args(Normalize):
-            raise ValueError(f"normalize is {self.normalize!r}, wanted one of {', '.join(get_args(Normalize))}")
 
 
 def normalized(value: Any, how: Normalize) -> Any:
@@ -81,52 +55,66 @@ def _normal(text: str, how: Normalize) -> str:
 
 
 @step
-def key_records(records: Records, keys: Keys) -> Records:
-    """Notes the digests of each record in the ledger.
+def key_records(
+    records: Records,
+    split: bool = False,
+    split_key: str | None = None,
+    reject_missing: bool = True,
+    duplicate: Sequence[str] = (),
+    normalize: Normalize = "none",
+) -> Records:
+    """Notes the digests of each record in the ledger. Rejects records without the fields that a digest needs.
 
-    Rejects records without `split_key`, or without all fields of `duplicate` (`no_key`).
+    Args:
+        records: the records as read.
+        split: digest records for splits.
+        split_key: the field that decides; None: the entire record.
+        reject_missing: True: reject records without that field (`no_split_key`); False: they get the digest `NO_KEY`.
+        duplicate: the fields that decide whether records are equal, of which a record needs one (`no_key`); (): records
+            are not compared.
+        normalize: how texts are normalised before they are compared: see `normalized`.
     """
     if records.receipt is not None:
         return records
-    read = [*([] if keys.split_key is None else [keys.split_key]), *keys.duplicate]
+    read = [*([] if split_key is None else [split_key]), *duplicate]
 
     def work(row: Record) -> tuple[Record, bytes]:
         if records.ledger.by_row:
             check_values(row, read)
-        duplicate = _duplicate_digest(row, keys) if keys.duplicate else bytes(16)
-        return row, duplicate + (_split_digest(row, keys) if keys.split else bytes(8))
+        of_fields = _duplicate_digest(row, duplicate, normalize) if duplicate else bytes(16)
+        return row, of_fields + (_split_digest(row, split_key, reject_missing) if split else bytes(8))
 
     left = work_on_each(records, work)
     found: Any = left.rows
     values = np.zeros((len(left.ledger.status), 3), np.uint64)
     values[left.line] = np.frombuffer(b"".join(digests for _, digests in found), "<u8").reshape(-1, 3)
-    if keys.split:
+    if split:
         left.ledger.digests = {**left.ledger.digests, SPLIT: values[:, 2].copy()}
-    if keys.duplicate:
+    if duplicate:
         left.ledger.digests = {**left.ledger.digests, DUPLICATE: values[:, :2].copy()}
     return replace(left, rows=[row for row, _ in found])
 
 
-def _split_digest(row: Record, keys: Keys) -> bytes:
+def _split_digest(row: Record, key: str | None, reject_missing: bool) -> bytes:
     none = NO_KEY.tobytes()
-    if keys.split_key is None:
+    if key is None:
         content = dumped(row, sort=True)
-    elif (value := row.get(keys.split_key)) is not None:
+    elif (value := row.get(key)) is not None:
         content = form(value)
-    elif keys.reject_missing:
-        raise Reject("no_split_key", f"the record has no {keys.split_key!r}, which decides its split")
+    elif reject_missing:
+        raise Reject("no_split_key", f"the record has no {key!r}, which decides its split")
     else:
         return none
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return digest if digest != none else bytes(8)
 
 
-def _duplicate_digest(row: Record, keys: Keys) -> bytes:
-    values = [row.get(name) for name in keys.duplicate]
+def _duplicate_digest(row: Record, fields: Sequence[str], normalize: Normalize) -> bytes:
+    values = [row.get(name) for name in fields]
     if all(value is None for value in values):
-        names = " and ".join(map(repr, keys.duplicate))
+        names = " and ".join(map(repr, fields))
         raise Reject("no_key", f"the record has no {names}, by which records are compared")
-    forms = [b"" if value is None else form(normalized(value, keys.normalize)) for value in values]
+    forms = [b"" if value is None else form(normalized(value, normalize)) for value in values]
     if len(forms) > 1:
         sizes = [-1 if value is None else len(each) for value, each in zip(values, forms, strict=True)]
         forms.insert(0, struct.pack(f"<{len(sizes)}q", *sizes))

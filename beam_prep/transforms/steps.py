@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from time import perf_counter
-from typing import Any, ClassVar, Literal, dataclass_transform, get_args
+from typing import Any, ClassVar, dataclass_transform, get_args
 
 import apache_beam as beam
 from apache_beam import coders
@@ -29,7 +29,7 @@ from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import Adapter, adapt_records, filter_by_chars, filter_records, map_records
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
-from beam_prep.reading.keys import Keys, keep_fields, key_records
+from beam_prep.reading.keys import Normalize, keep_fields, key_records
 from beam_prep.reading.records import MAX_LINE_BYTES, Record, Records
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
@@ -272,12 +272,13 @@ class KeyRecords(BlockStep):
     split_key: str | None = None
     reject_missing: bool = True
     duplicate: Sequence[str] = ()
-    normalize: Literal["none", "whitespace", "nfkc_casefold"] = "none"
+    normalize: Normalize = "none"
 
     work, gives = key_records, Records
 
-    def settings(self) -> dict[str, Any]:
-        return {"keys": Keys(self.split, self.split_key, self.reject_missing, tuple(self.duplicate), self.normalize)}
+    def check(self) -> None:
+        if self.normalize not in get_args(Normalize):
+            raise ValueError(f"normalize is {self.normalize!r}, wanted one of {', '.join(get_args(Normalize))}")
 
 
 class CountBadAnswers(BlockStep):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 
 import beam_prep as bp
-from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, form, key_records, normalized
+from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, form, key_records, normalized
 from beam_prep.reading.records import dumped
 from beam_prep.recipe import key_steps
 from tests.compose import naive
@@ -43,8 +43,7 @@ def test_a_value_is_equal_to_those_that_the_oracle_says(one: Any, other: Any) ->
         same = canonical(normalized([one], how)) == canonical(normalized([other], how))
         assert same == (key_of({"a": one}, ["a"], how) == key_of({"a": other}, ["a"], how))
         lines = [json.dumps({"a": value, "b": 1}) for value in (one, other)]
-        keys = Keys(duplicate=("a", "b"), normalize=how)
-        found = key_records(bp.testing.records(lines), keys).ledger
+        found = key_records(bp.testing.records(lines), duplicate=("a", "b"), normalize=how).ledger
         if not found.status.any():  # numbers beyond a double are rejects
             first, second = found.digests[DUPLICATE].tolist()
             assert (first == second) == same
@@ -56,16 +55,16 @@ def test_digests_are_what_earlier_versions_made() -> None:
     """Another digest would put other records into each split."""
     lines = ['{"b": 1, "a": "é"}', '{"a": null}', '{"a": 2.50, "big": 123456789012345678901234567890}']
     records = bp.testing.records(lines)
-    whole = key_records(records, Keys(split=True)).ledger.digests[SPLIT]
+    whole = key_records(records, split=True).ledger.digests[SPLIT]
     assert whole.tolist() == [naive.split_digest(json.loads(line)) for line in lines]
     assert whole.tolist() == [8328051787880320142, 13723916651595322929, 12574773168616205508]
-    named = key_records(records, Keys(split=True, split_key="a", reject_missing=False)).ledger.digests[SPLIT]
+    named = key_records(records, split=True, split_key="a", reject_missing=False).ledger.digests[SPLIT]
     assert named.tolist() == [naive.key_digest("é"), NO_KEY, naive.key_digest(2.5)]
 
 
 def test_records_without_what_is_digested_are_rejected_or_have_no_key() -> None:
     records = bp.testing.records([{"a": None, "b": 1}, {"a": 0, "b": None}, {"a": False}, {"a": "", "c": 1}])
-    found = key_records(records, Keys(split=True, split_key="a", duplicate=("b", "c")))
+    found = key_records(records, split=True, split_key="a", duplicate=("b", "c"))
     assert [found.ledger.messages.get(line) for line in range(4)] == [
         "the record has no 'a', which decides its split",
         "the record has no 'b' and 'c', by which records are compared",
@@ -75,7 +74,7 @@ def test_records_without_what_is_digested_are_rejected_or_have_no_key() -> None:
     reasons = [found.ledger.outcomes[code - 1][1] for code in found.ledger.status[:3]]
     assert reasons == ["no_split_key", "no_key", "no_key"]
     assert found.line.tolist() == [3]
-    kept = key_records(records, Keys(split=True, split_key="a", reject_missing=False)).ledger
+    kept = key_records(records, split=True, split_key="a", reject_missing=False).ledger
     assert (kept.digests[SPLIT] == NO_KEY).tolist() == [True, False, False, False]
     assert not kept.status.any()
     assert np.unique(kept.digests[SPLIT]).size == 4
