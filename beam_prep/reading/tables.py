@@ -45,7 +45,7 @@ from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
 from beam_prep.reading.records import BINARY, RawBlock, parse_json, read_up_to, twice
-from beam_prep.reading.source import Files, Position, Source, ranges
+from beam_prep.reading.source import CutLines, Files, Line, Position, Source, cut_lines, ranges
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -58,10 +58,6 @@ _PAGES = 1 << 20
 
 _HASHED = 128 * CHUNK
 """Bytes of a file that are hashed at once."""
-
-
-Line = tuple[bytes, tuple[str, str] | None]
-"""A line of JSON without its line end; and (reason, message) if the row is rejected."""
 
 
 class Table(Source):
@@ -83,8 +79,8 @@ class Table(Source):
         if part is None:
             return
         position, before = Position(), 0
-        cut = _cut(self._lines(split.source, files, part, position), block_bytes)
-        last: _Cut | None = next(cut, (0, b"", ()))
+        cut = cut_lines(self._lines(split.source, files, part, position), block_bytes)
+        last: CutLines | None = next(cut, (0, b"", ()))
         start = part.rows_before
         while last is not None:
             rows, data, refused = last
@@ -241,26 +237,6 @@ def _begins(content: Array, size: int) -> Array:
         return np.zeros(len(before), np.int64)
     scale = 2.0 ** math.floor(math.log2(size / before[-1]))
     return np.minimum(np.append(0, before[:-1] * scale).astype(np.int64), size - 1)
-
-
-_Cut = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
-
-
-def _cut(lines: Iterator[Line], block_bytes: int) -> Iterator[_Cut]:
-    """(number of lines, joined lines, `Origin.refused`) of groups of lines that just reach `block_bytes`."""
-    held: list[bytes] = []
-    refused: list[tuple[int, str, str]] = []
-    size = 0
-    for line, problem in lines:
-        if problem is not None:
-            refused.append((len(held), *problem))
-        held.append(line)
-        size += len(line) + 1
-        if size >= block_bytes:
-            yield len(held), b"\n".join([*held, b""]), tuple(refused)
-            held, refused, size = [], [], 0
-    if held:
-        yield len(held), b"\n".join([*held, b""]), tuple(refused)
 
 
 def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":
