@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,7 @@ from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import delete, exists, join, names_in, naming, remove_folder, write_file
 from beam_prep.storage.stores import Changed, StoreOptions, is_local, read_bytes, shortened
+from beam_prep.verify import file_is_listed
 
 _KEPT = ("token_cache", "tokenizers", "references")
 """Folders that stay after a failed run, for the next launch on the same output."""
@@ -282,7 +283,9 @@ class LocalOutput(_Output):
                 raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
             except OSError:
                 return False
-            _check(linked, file)  # checks the link, as the other path may have been replaced since
+            # The link, as the other path may have been replaced since.
+            for problem in file_is_listed(Path(files.folder), replace(file, path=name)):
+                raise Damaged(f"{earlier.folder}: {problem}")
         return True
 
     def publish(
@@ -430,16 +433,6 @@ def _read(path: str) -> bytes | None:
         return read_bytes(path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
-
-
-def _check(path: str, file: WrittenFile) -> None:
-    try:
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise Damaged(f"{file.path} cannot be read: {error}") from None
-    if digest != file.sha256:
-        raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
 
 
 OutputTarget = LocalOutput | StoredOutput
