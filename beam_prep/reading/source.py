@@ -182,12 +182,9 @@ def ranges(number: int, file: InputFile, block_bytes: int) -> list[Split]:
 Line = tuple[bytes, tuple[str, str] | None]
 """A line of JSON without its line end; and (reason, message) if its record is rejected."""
 
-CutLines = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
-"""(number of lines, joined lines, `Origin.refused`)"""
 
-
-def cut_lines(lines: Iterable[Line], block_bytes: int) -> Iterator[CutLines]:
-    """Groups of lines that just reach `block_bytes`."""
+def cut_lines(lines: Iterable[Line], block_bytes: int) -> Iterator[tuple[int, bytes, tuple[tuple[int, str, str], ...]]]:
+    """(number of lines, joined lines, `Origin.refused`) of groups of lines that just reach `block_bytes`."""
     held: list[bytes] = []
     refused: list[tuple[int, str, str]] = []
     size = 0
