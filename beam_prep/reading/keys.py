@@ -40,18 +40,14 @@ def normalized(value: Any, how: Normalize) -> Any:
     if how == "none":
         return value
     if isinstance(value, str):
-        return _normal(value, how)
+        if how == "nfkc_casefold":
+            value = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
+        return " ".join(value.split())
     if isinstance(value, list):
         return [normalized(each, how) for each in value]
     if isinstance(value, dict):
         return {name: normalized(each, how) for name, each in value.items()}
     return value
-
-
-def _normal(text: str, how: Normalize) -> str:
-    if how == "nfkc_casefold":
-        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(text.split())
 
 
 @step

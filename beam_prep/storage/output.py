@@ -338,11 +338,6 @@ class StoredOutput(_Output):
         # A claim file means that a job of beam_prep did not finish.
         return self.claims.holder() is not None or not stores.listed(f"{self.path}/")
 
-    def _remove_manifest(self, text: bytes) -> None:
-        """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed."""
-        stores.put(join(self.staging.home, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
-        stores.delete([join(self.path, MANIFEST)])
-
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
         self.check_claim()
@@ -380,7 +375,9 @@ class StoredOutput(_Output):
         there = self.manifest()
         self.claims.check()
         if there is not None and there != text:
-            self._remove_manifest(there)
+            # A copy of the manifest that is replaced stays until the files that only it lists are removed.
+            stores.put(join(self.staging.home, f"replaced-{hashlib.sha256(there).hexdigest()[:32]}.json"), there)
+            stores.delete([join(self.path, MANIFEST)])
         listed = [*listed_files(manifest), *map(asdict, files.written)]
         self._place({file["path"]: file for file in listed}.values(), self.path)
         if not self.is_complete(manifest):

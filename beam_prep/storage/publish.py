@@ -29,7 +29,7 @@ from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
 from beam_prep.shards.plan import Dropped, Plan
 from beam_prep.shards.report import ConfigView, failure, nothing_trained, warnings
-from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
+from beam_prep.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.storage import output as outputs
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
@@ -237,8 +237,13 @@ def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarg
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.files() as files:
         file = files.open(name)
-        for entry in _rejects(plan.slices, token_cache):
-            file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+        rows_of = token_cache.rejects([piece.name for piece in plan.slices])
+        for piece, rows in zip(plan.slices, rows_of, strict=True):
+            for row in rows[piece.start : piece.stop]:
+                entry = {"file": piece.path, "offset": 0, **row}
+                entry["offset"] += piece.first_byte
+                entry["line"] += piece.first_line + 1
+                file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
         file.close()
         (written,) = files.written
     return written
@@ -272,19 +277,6 @@ def _beginning(values: list[Any]) -> list[Any]:
     if values and isinstance(values[0], list):
         return [_beginning(each) for each in values[:SAMPLE_LISTS]]
     return values[:SAMPLE_TOKENS]
-
-
-def _rejects(slices: Sequence[RejectSlice], token_cache: TokenCache) -> Iterator[dict[str, Any]]:
-    for piece, rows in zip(slices, token_cache.rejects([piece.name for piece in slices]), strict=True):
-        for row in rows[piece.start : piece.stop]:
-            yield {
-                "file": piece.path,
-                "offset": piece.first_byte + row["offset"],
-                "line": piece.first_line + row["line"] + 1,
-                "reason": row["reason"],
-                "message": row["message"],
-                "text": row["text"],
-            }
 
 
 @dataclass(frozen=True, slots=True)
