@@ -158,16 +158,16 @@ class Index:
         return found
 
 
-References = Iterable[tuple[str, Sequence[int], Sequence[Sequence[str]]]]
-"""(path of a file, the line of each record from 1, the texts of each record); a file's records follow each other."""
+TextsOfFiles = Iterable[tuple[str, Sequence[int], Sequence[Sequence[str]]]]
+"""(path of a file, the line of each record from 1, the texts of each record); a file's records follow each other.
+There is one, maybe without records."""
 
 
-def index_of(references: References, ngram: int) -> Index:
+def index_of(references: TextsOfFiles, ngram: int) -> Index:
     """The index of references; `ngram`: words of an n-gram."""
     size, without, paths, number_of = 0, 0, list[str](), {_BETWEEN: _END}
-    kinds = (np.uint64, np.int64, np.uint32, np.int64, np.int32, np.int64)
-    parts = [tuple(np.zeros(0, kind) for kind in kinds)]
-    for path, lines, texts in references:
+    parts = list[tuple[Array, ...]]()
+    for path, line, texts in references:
         if paths[-1:] != [path]:
             paths.append(path)
         words = words_of([text for each in texts for text in each])
@@ -175,8 +175,8 @@ def index_of(references: References, ngram: int) -> Index:
         first, hashes = ngrams(numbers, ngram)
         begins = np.append(0, np.flatnonzero(numbers == _END) + 1)[offsets_of([len(each) for each in texts])]
         without += int((np.diff(np.searchsorted(first, begins)) == 0).sum())
-        files = np.full(len(lines), len(paths) - 1, np.int32)
-        parts.append((hashes, first + size, numbers, begins[:-1] + size, files, np.array(lines, np.int64)))
+        files = np.full(len(line), len(paths) - 1, np.int32)
+        parts.append((hashes, first + size, numbers, begins[:-1] + size, files, np.array(line, np.int64)))
         size += len(numbers)
     hashes, starts, numbers, begins, files, lines = map(np.concatenate, zip(*parts, strict=True))
     hashes, places = np.unique(hashes, return_index=True)  # the first place of each n-gram

@@ -262,15 +262,10 @@ def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
         rows, _ = arranger.slice(piece)
         if ROW_LENGTHS.name in rows:
             rows, _ = split_rows(rows, schema, None)  # the first row of the record is shown
-        whole = {name: _listed(rows[name][0]) for name in rows}
+        whole = {name: values[:1].to_lists()[0] for name, values in rows.items()}
         row = {name: _beginning(values) for name, values in whole.items()}
         found.append({"domain": domain, "columns": columns, "row": row, "cut": row != whole})
     return tuple(found)
-
-
-def _listed(values: Array | Ragged) -> list[Any]:
-    found: list[Any] = values.to_lists() if isinstance(values, Ragged) else values.tolist()
-    return found
 
 
 def _beginning(values: list[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError, TokenizerError
 from beam_prep.formats.cached_block import Sealed, seal_batches
-from beam_prep.reading.decontaminate import Index, index_of, texts_of
+from beam_prep.reading.decontaminate import Index, TextsOfFiles, index_of, texts_of
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in
 from beam_prep.storage import stores
@@ -178,7 +178,7 @@ def read_references(against: Sequence[str], fields: Sequence[str] | None, ngram:
 def _references(files: tuple[InputFile, ...], fields: tuple[str, ...] | None, ngram: int) -> References:
     found = []
 
-    def read() -> Iterator[tuple[str, list[int], list[list[str]]]]:
+    def read() -> TextsOfFiles:
         for number, source in enumerate(files):
             lines, nodes, records = 0, list[Node](), 0
             for block in read_split(Split(number, source, 0, -1), BLOCK_BYTES):
