@@ -15,6 +15,7 @@ from beam_prep.reading.adapters import ROLES
 from beam_prep.reading.records import Record, describe, is_absent
 
 _Message = dict[str, Any]
+_Chat = list[_Message]
 
 _WITHIN_WORD = re.compile(r"[^\W\u3040-\u9fff]{2}")
 """Two characters of one word. Chinese and Japanese have no blanks between words."""
@@ -199,7 +200,7 @@ def _of_messages(record: Record, sides: Sides, given: Mapping[str, Any], values:
         return record
     asked = [message for each in lists for message in each]
     chats = _without_echo(sides, asked[-1], values, chats)
-    prompts, answers = list[list[_Message]](), list[list[_Message]]()
+    prompts, answers = list[_Chat](), list[_Chat]()
     for name, chat in zip(sides.names, chats, strict=True):
         own, answer = _found(asked, chat)
         if own is None and not _is_answer(asked, chat):
@@ -219,9 +220,7 @@ def _of_messages(record: Record, sides: Sides, given: Mapping[str, Any], values:
     return _with(record, sides, prompt, answers)
 
 
-def _without_echo(
-    sides: Sides, question: _Message, values: Sequence[Any], chats: list[list[_Message]]
-) -> list[list[_Message]]:
+def _without_echo(sides: Sides, question: _Message, values: Sequence[Any], chats: list[_Chat]) -> list[_Chat]:
     """The sides of a pair without the words of the user's question, if each side is one answer that begins with them.
 
     A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
@@ -254,7 +253,7 @@ def _text_of(message: _Message) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _messages(value: Any, role: str) -> list[_Message]:
+def _messages(value: Any, role: str) -> _Chat:
     """The messages of a field: a list, a single message, or a text of this role; [] if it holds no messages."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -263,7 +262,7 @@ def _messages(value: Any, role: str) -> list[_Message]:
     return messages if good else []
 
 
-def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message] | None, list[_Message]]:
+def _found(asked: _Chat, chat: _Chat) -> tuple[_Chat | None, _Chat]:
     """(the whole prompt, what follows) of a side that begins with the prompt; (None, all of it) of another one.
 
     The common beginning may be more than the prompt (a system message, earlier turns), or less (its last turns).
@@ -287,7 +286,7 @@ def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message] 
     return None, chat
 
 
-def _is_answer(asked: list[_Message], chat: list[_Message]) -> bool:
+def _is_answer(asked: _Chat, chat: _Chat) -> bool:
     """True if messages can follow a prompt: the first is no system message, and the user does not speak twice."""
     first = _speaker(chat[0])
     return first != "system" and not first == _speaker(asked[-1]) == "user"
@@ -298,7 +297,7 @@ def _speaker(message: _Message) -> str:
     return "system" if role == "developer" else ROLES.get(role, role)
 
 
-def _without_system(messages: list[_Message]) -> tuple[list[_Message], list[_Message]]:
+def _without_system(messages: _Chat) -> tuple[_Chat, _Chat]:
     """(the system messages at the beginning, the others)."""
     others = (place for place, each in enumerate(messages) if _speaker(each) != "system")
     size = next(others, len(messages))

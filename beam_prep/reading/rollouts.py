@@ -189,7 +189,7 @@ class RolloutFields:
                 column.name,
                 "list" if column.role == "ids" and column.depth == 2 else column.role,  # type: ignore[arg-type]
                 (Section(column.name, actions.get(column.name, "value")),),
-                "loss_mask" if column.name == "response_ids" and self.loss_mask is not None else None,
+                "loss_mask" if column.name == "response_ids" and self.loss_mask else None,
             )
             for column in self.columns
             if column.role != "mask"

@@ -209,11 +209,7 @@ class _Output(ABC):
 
     def run(self) -> dict[str, Any]:
         """The content of `run.json`; {} if there is none, or a damaged one: no manifest vouches for it."""
-        try:
-            found = json.loads(_read(join(self.path, RUN)) or b"")
-        except ValueError:
-            found = None
-        return found if isinstance(found, dict) else {}
+        return manifests.parsed(_read(join(self.path, RUN)))
 
     def manifest(self) -> bytes | None:
         """The content of the current `manifest.json`, or None. It may be another program's file."""
@@ -426,10 +422,9 @@ class StoredOutput(_Output):
 
 def _read(path: str) -> bytes | None:
     """A file's content; None if there is no file."""
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return read_bytes(path)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
+    return None
 
 
 OutputTarget = LocalOutput | StoredOutput

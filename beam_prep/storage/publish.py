@@ -5,6 +5,7 @@ its manifest. Two shards with the same key have the same bytes. A linked file is
 manifest, so a damaged file is never reused.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -154,7 +155,7 @@ class EarlierOutput:
         self._shards: Counter[str] = Counter()
         if path is None:
             return
-        try:
+        with contextlib.suppress(OSError, FormatError, ValueError, KeyError, TypeError):
             text = read_bytes(join(path, MANIFEST))
             self.manifest = manifests.load(text, join(path, MANIFEST))
             found = json.loads(read_bytes(join(path, SLICES)))
@@ -162,8 +163,6 @@ class EarlierOutput:
             if found["manifest"] == hashlib.sha256(text).hexdigest() and len(found["keys"]) == len(receipts):
                 self._by_key = dict(zip(found["keys"], receipts, strict=True))
                 self._shards = Counter(receipt.part for receipt in receipts)
-        except (OSError, FormatError, ValueError, KeyError, TypeError):
-            return
 
     def __len__(self) -> int:
         return len(self._by_key)

@@ -281,10 +281,10 @@ class GCSClient:
     def put(self, path: str, body: BinaryIO, version: str | None, sha256: str) -> None:
         size, blob = body.seek(0, io.SEEK_END), self._blob(path)
         blob.metadata = {SHA256: sha256}
-        settings = {"checksum": "crc32c", "if_generation_match": _generation(version), "retry": None}
         try:
             with self.errors(path):
-                blob.upload_from_file(body, rewind=True, size=size, **settings)
+                only = _generation(version)
+                blob.upload_from_file(body, True, size, checksum="crc32c", if_generation_match=only, retry=None)
         except FileNotFoundError:
             if size <= _IN_PARTS:
                 raise
@@ -575,8 +575,7 @@ class Reader(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found.size}[whence]
-        self._at = max(0, base + offset)
+        self._at = max(0, (0, self._at, self._found.size)[whence] + offset)
         return self._at
 
     def read(self, size: int = -1) -> bytes:
@@ -585,11 +584,6 @@ class Reader(io.RawIOBase):
         stop = self._found.size if size < 0 else min(start + size, self._found.size)
         if stop <= start:
             return b""
-        data = self._range(start, stop)
-        self._at = stop
-        return data
-
-    def _range(self, start: int, stop: int) -> bytes:
         inside = start - self._first
         have = self._window[inside : inside + stop - start] if 0 <= inside < len(self._window) else b""
         if start + len(have) < stop:
@@ -598,6 +592,7 @@ class Reader(io.RawIOBase):
             self._window = get(self._found.path, start, end, self._found.version or None)
             self._first = start
             have += self._window[: stop - start]
+        self._at = stop
         return have
 
 

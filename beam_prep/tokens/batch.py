@@ -125,8 +125,8 @@ class Roles:
             line: int64 [rows].
             messages: int64, the role of every message, by row.
         """
-        lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
-        return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
+        lines = np.append(self.line, np.repeat(line, messages.lengths))
+        return replace(self, names=names, line=lines, role=np.append(self.role, messages.flat))
 
     def with_tokens(self, name: str, rows: Ragged, segments: Segments, trained: Array) -> "Roles":
         """Adds the tokens of another output; `trained`: bool [segments]."""

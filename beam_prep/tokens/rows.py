@@ -185,7 +185,7 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
         message = "the record has fewer than 2 tokens, so no token follows another"
         batch = batch.reject(batch[output.name].lengths < 2, "too_short_to_shift", message)
     ids = batch[output.name]
-    mask = batch.columns.get(output.mask_name) if output.mask_name is not None else None
+    mask = batch.columns.get(output.mask_name or "")
     labels = ids if mask is None else ids.with_flat(np.where(mask.flat != 0, ids.flat, np.int32(IGNORE_INDEX)))
     columns = {"input_ids": ids, "labels": labels}
     schema = {
