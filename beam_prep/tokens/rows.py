@@ -376,7 +376,13 @@ def truncate(
     """
     if mode not in get_args(TruncationMode):
         raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(get_args(TruncationMode))}")
-    shorter = _shorter(batch, max_seq_len, mode)
+    if mode in ("keep_start", "keep_end"):
+        batch = reject_equal_sides(batch)  # sides that become equal later do so because they are cut
+    columns = {
+        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
+        for name, rows in batch.columns.items()
+    }
+    shorter = batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, max_seq_len, mode)))
     lost = batch.lengths - shorter.lengths
     cut = lost > 0
     if not cut.any():
@@ -389,24 +395,13 @@ def truncate(
             f"a sequence is {lost[row]} tokens longer than {setting} {max_seq_len} ({batch.where(row)}): "
             f"raise {setting}, or choose another truncation_mode"
         )
-    batch = reject_equal_sides(batch)  # sides that become equal later do so because they are cut
-    shorter = _shorter(batch, max_seq_len, mode)
-    lost = batch.lengths - shorter.lengths
     shorter.count(CUT_TOKENS, lost)
-    shorter.count("truncated_rows", lost > 0, once=True)
+    shorter.count("truncated_rows", cut, once=True)
     if mode == "keep_start" and eos_id is not None:
         ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
         ended = [_count(batch[name], eos_id) > _count(shorter[name], eos_id) for name in ids]
         shorter.count("truncated_eos", np.any(ended, axis=0), once=True)
     return shorter
-
-
-def _shorter(batch: Batch, length: int, mode: str) -> Batch:
-    columns = {
-        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, length, mode)
-        for name, rows in batch.columns.items()
-    }
-    return batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, length, mode)))
 
 
 def _count(rows: Ragged, token: int) -> Array:
