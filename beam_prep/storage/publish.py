@@ -319,14 +319,14 @@ class Publisher:
         if self.keep_versions is not None and (problem := Versions(self.root).problem(self.output.rpartition("/")[2])):
             return problem
         text = self.target.manifest()
-        if text is None and self.target.is_empty():
-            return None
-        if text is not None and not manifests.is_manifest(text):
-            return manifests.no_manifest(join(self.output, MANIFEST))
-        if text is None and Versions(self.output).latest() is not None:
-            return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
         if text is None:
+            if self.target.is_empty():
+                return None
+            if Versions(self.output).latest() is not None:
+                return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
             return f"{self.output} is no output of beam_prep (no {MANIFEST} in it): choose another -o"
+        if not manifests.is_manifest(text):
+            return manifests.no_manifest(join(self.output, MANIFEST))
         if not self.overwrite:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
