@@ -19,7 +19,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import adapt_records, adapter, filter_by_chars, filter_records, map_records
-from beam_prep.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
+from beam_prep.reading.decontaminate import Index, Mode, decontaminate, index_of
 from beam_prep.reading.keys import Normalize, keep_fields, key_records
 from beam_prep.reading.records import RawBlock, Record, Records, parse
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
@@ -64,9 +64,7 @@ def louder(record: Record) -> Record | str:
 
 
 def references(ngram: int, text: str) -> Index:
-    builder = IndexBuilder(ngram)
-    builder.add("eval.jsonl", [1], [[text]])
-    return builder.build()
+    return index_of([("eval.jsonl", [1], [[text]])], ngram)
 
 
 REFERENCES = [references(1, "hello, b!"), references(2, "LONG long"), references(1, "四字の語 a")]

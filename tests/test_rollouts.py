@@ -70,7 +70,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_ids": [7, 8]}, "wrong_type", "'response_ids[0]' is a number (7), wanted a list"),
     ({"response_ids": [[7, 8, 9], []]}, "count_mismatch", "2 response_ids, 3 loss_mask: wanted as many of each"),
     ({"loss_mask": [[1, 0], [], [1]]}, "count_mismatch", "'loss_mask[0]' has 2 values, wanted 3: one for each"),
-    ({"adv": [1, 0, 1, 1]}, "count_mismatch", "3 responses, 4 adv"),
+    ({"adv": [1, 0, 1, 1]}, "count_mismatch", "3 response_ids, 4 adv"),
     ({"loss_mask": [[1, 0, 2], [], [1]]}, "wrong_type", "'loss_mask[0][2]' is a number (2), wanted 0 or 1"),
     ({"logprobs": [[-0.5, 0, -1e39], [], [-2.0]]}, "bad_number", "a number does not fit the dtype of its column"),
     ({"rewards": [1, 0, 1e39]}, "bad_number", "a number does not fit the dtype of its column: rewards (float32)"),

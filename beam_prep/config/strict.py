@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from beam_prep.formats import FORMATS
@@ -133,7 +134,7 @@ def path_of(at: Location) -> str:
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
 FORMAT_NAMES = tuple(FORMATS)
-LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
+LARGEST = {name: int(np.iinfo(name).max) for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),
     "masks": ("bool", *LARGEST),

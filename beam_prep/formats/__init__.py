@@ -100,7 +100,7 @@ class ShardReader:
         with expected(self._path):
             self._open()
 
-    def __reduce__(self) -> tuple[Any, tuple["Format", Path, tuple[Column, ...], int, int]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # To pickle the memory map would copy the file.
         return type(self), self._given
 

@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import Column
-from beam_prep.formats import Format, Row, ShardReader, ShardWriter, expected, in_temporary_folder
-from beam_prep.formats.tfrecord import decode_example, encode_examples, stored_in_example
+from beam_prep.formats import Row, ShardReader, ShardWriter, expected, in_temporary_folder
+from beam_prep.formats.tfrecord import OfExamples, decode_example, encode_examples
 
 MODULE = "array_record.python.array_record_module"
 WRITE = "group_size:1,zstd:1,max_parallelism:1"
@@ -109,19 +108,12 @@ def opened_file(path: Path, version: tuple[int, int, int], process: int) -> Any:
     return reader
 
 
-class ArrayRecord(Format):
+class ArrayRecord(OfExamples):
     """The format `array_record`; see the module. A writer needs room for the shard in `TMPDIR`."""
 
     name = "array_record"
     file_name = "shard_{shard:04d}.array_record"
-    sizes_in = "bytes"
     libraries = ("array_record",)
     extra = "array_record"
     writes = ArrayRecordWriter
     reads = ArrayRecordReader
-    piece = 1 << 20
-    """Bytes that are copied at a time."""
-
-    def stored(self, column: Column) -> str:
-        """See `Format`. An Example rounds to float32."""
-        return stored_in_example(column)

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, Ragged, narrow, ranges
 from beam_prep.data.schema import Column
-from beam_prep.formats import FilesOfShard, Format, Row, ShardReader, ShardWriter, cast
+from beam_prep.formats import FilesOfShard, Format, Row, ShardReader, ShardWriter, cast, joined
 from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt, dump
 
 STATE, INFO = "state.json", "dataset_info.json"
@@ -164,12 +164,11 @@ class BatchReader(ShardReader):
         metadata = [column.name for column in self._columns if column.metadata]
         blocks = (rows_of(batch, metadata).values() for batch in self._all())
         sizes = [sum((rows.flat_lengths for rows in block), np.int64(0)) for block in blocks]
-        return np.concatenate([np.zeros(0, np.int64), *sizes])
+        return joined(sizes, "int64", 1).flat
 
     def lengths(self, name: str) -> Array:
         """int64 [rows]: the length of each row of a column."""
-        found = (_rows(batch.column(name)).lengths for batch in self._all())
-        return np.concatenate([np.zeros(0, np.int64), *found])
+        return joined([_rows(batch.column(name)).lengths for batch in self._all()], "int64", 1).flat
 
     def _all(self) -> Iterator[pa.RecordBatch]:
         return map(self._batch, range(len(self._starts) - 1))

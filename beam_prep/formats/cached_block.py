@@ -235,26 +235,16 @@ def _rejects(ledger: Ledger, text_limit: int) -> list[dict[str, Any]]:
     ]
 
 
-def check_whole(source: pa.NativeFile, name: str, ending: str) -> pa.NativeFile:
-    """Reads a block's file and checks the checksums of all bytes. Returns the file in memory, or mapped into it.
+def whole(source: pa.NativeFile, name: str) -> Sealed:
+    """A sealed file in memory, or mapped into it, after the checksums of all its bytes were checked.
 
     Raises:
-        FormatError: the file is cut or damaged, or belongs to another block.
+        FormatError: the file is cut or damaged, or was sealed under another name.
     """
-    whole = pa.BufferReader(source.read_buffer())
-    sealed = Sealed(whole, name + ending)
+    sealed = Sealed(pa.BufferReader(source.read_buffer()), name)
     for number in range(1 + sealed.batches):
         sealed.part(number)
-    return whole
-
-
-def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
-    """The block statistics, from the file of rows.
-
-    Raises:
-        FormatError: the file is cut or damaged, or belongs to another block.
-    """
-    return BlockReceipt(Sealed(source, name + ROWS).fact("receipt"))
+    return sealed
 
 
 def read_rows(source: pa.NativeFile, name: str, domain: int, rows: slice | Array) -> tuple[dict[str, Ragged], bool]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats import Format, Row, ShardReader, ShardWriter, cast, check_rows, map_file
+from beam_prep.formats import Format, Row, ShardReader, ShardWriter, cast, check_rows, joined, map_file
 
 OFFSETS, LISTS, INNER = "offsets", "list_offsets", "inner_offsets"
 """Offsets of rows, in values. For lists of lists, also offsets of rows, in lists, and offsets of lists, in values."""
@@ -38,8 +38,7 @@ class FlatColumn:
         lengths = {OFFSETS: self.rows}
         if self.column.levels == 2:
             lengths |= {INNER: self.inner, LISTS: self.lists}
-        none = np.zeros(0, np.int64)
-        return {name: offsets_of(np.concatenate([none, *parts])) for name, parts in lengths.items()}
+        return {name: offsets_of(joined(parts, "int64", 1).flat) for name, parts in lengths.items()}
 
     def append(self, rows: Ragged) -> None:
         """Writes the values of rows, and keeps their lengths."""

@@ -207,17 +207,23 @@ def dump(found: Mapping[str, Any]) -> bytes:
     return (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "surrogatepass")
 
 
+def parsed(text: bytes | str | None) -> dict[str, Any]:
+    """The JSON object of a text; {} if it holds none."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def load(text: bytes | str, path: str) -> dict[str, Any]:
     """Reads a manifest. Old names, from earlier versions, become new names.
 
     Raises:
         FormatError: the text is no manifest, or a manifest of a later version.
     """
-    try:
-        manifest = json.loads(text)
-    except ValueError:
-        manifest = None
-    if not isinstance(manifest, dict) or "manifest_version" not in manifest:
+    manifest = parsed(text)
+    if "manifest_version" not in manifest:
         raise FormatError(no_manifest(path))
     if manifest["manifest_version"] > MANIFEST_VERSION:
         raise FormatError(f"{path} was written by a later version of beam_prep: pip install --upgrade beam-prep")
@@ -231,11 +237,7 @@ _KEYS = {"manifest_version", "inputs", "ledger", "shards", "rejects", "files"}
 
 def is_manifest(text: bytes | str | None) -> bool:
     """True for a manifest of beam_prep. Web pages and browser extensions have files of that name, too."""
-    try:
-        found = json.loads(text or b"")
-    except ValueError:
-        return False
-    return isinstance(found, dict) and found.keys() >= _KEYS
+    return parsed(text).keys() >= _KEYS
 
 
 def no_manifest(path: str) -> str:

@@ -131,7 +131,7 @@ class MDSWriter(ShardWriter):
         """Writes the offsets, then the rows, and closes the file."""
         rows = len(self._sizes)
         offsets = offsets_of(np.array(self._sizes, np.int64)) + _rows_begin(rows, len(self._description))
-        self._file.write(np.concatenate([[rows], offsets]).astype(_U4).tobytes() + self._description)
+        self._file.write(np.append(rows, offsets).astype(_U4).tobytes() + self._description)
         with in_temporary_folder():
             self._rows.seek(0)  # also writes what the file buffers
         shutil.copyfileobj(self._rows, self._file)

@@ -25,7 +25,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats import FilesOfShard
+from beam_prep.formats import FilesOfShard, joined
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
 
 HEADER = struct.Struct("<9sQBQQ")
@@ -74,9 +74,8 @@ def _prefix(column: Column, shard: int) -> str:
 
 def _index_of(column: FlatColumn) -> list[bytes]:
     """The content of the `.idx`, in pieces."""
-    none = np.zeros(0, np.int64)
-    sequences = np.concatenate([none, *(column.inner or column.rows)])
-    documents = np.concatenate([none, *column.lists]) if column.lists else np.ones_like(sequences)
+    sequences = joined(column.inner or column.rows, "int64", 1).flat
+    documents = joined(column.lists, "int64", 1).flat if column.lists else np.ones_like(sequences)
     dtype = column.column.dtype
     return [
         HEADER.pack(_MAGIC, _VERSION, CODES[dtype], len(sequences), len(documents) + 1),

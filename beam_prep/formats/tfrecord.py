@@ -125,20 +125,25 @@ class TFRecordReader(ShardReader):
         return np.array(starts)
 
 
-class TFRecord(Format):
+class OfExamples(Format):
+    """A format whose rows are Examples."""
+
+    sizes_in = "bytes"
+    piece = 1 << 20
+    """Bytes that are encoded, or copied, before they are written."""
+
+    def stored(self, column: Column) -> str:
+        """See `Format`. An Example rounds to float32."""
+        return "float32" if column.dtype == "float64" else column.dtype
+
+
+class TFRecord(OfExamples):
     """The format `tfrecord`; see the module. A reader finds the start of each record on first use."""
 
     name = "tfrecord"
     file_name = "shard_{shard:04d}.tfrecord"
-    sizes_in = "bytes"
     writes = TFRecordWriter
     reads = TFRecordReader
-    piece = 1 << 20
-    """Records are written when this many bytes are encoded."""
-
-    def stored(self, column: Column) -> str:
-        """See `Format`. An Example rounds to float32."""
-        return stored_in_example(column)
 
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
@@ -191,11 +196,6 @@ _EXAMPLE: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("ten
 _FIELD = {"string": "bytes_list", "float32": "float_list", "int64": "int64_list"}
 _NUMBER = {"string": 1, "float32": 2, "int64": 3}
 """Type of a feature -> the number of its field in `Feature`."""
-
-
-def stored_in_example(column: Column) -> str:
-    """The dtype of a column's values in an Example: its floats are float32."""
-    return "float32" if column.dtype == "float64" else column.dtype
 
 
 def feature_type(column: Column) -> str:

@@ -134,7 +134,7 @@ class Stored:
         self.url, self._folder, self._most, self._options = url, folder, most, options
         options.activate()
 
-    def __reduce__(self) -> tuple[type["Stored"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.url, self._folder, self._most, self._options)
 
     def fetched(self, files: Sequence[Mapping[str, Any]], inside: str, close: Callable[[], None]) -> Path:

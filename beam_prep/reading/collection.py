@@ -23,6 +23,7 @@ from beam_prep.data.block import COLLECTION, InputFile, Origin, Reject
 from beam_prep.data.hashing import Node, subtree
 from beam_prep.errors import InputError
 from beam_prep.reading.records import MAX_DEPTH, MAX_LINE_BYTES, SHOWN_BYTES, RawBlock, Records, dumped, parse
+from beam_prep.reading.source import Line, cut_lines
 
 MOST_BUCKETS = 1 << 16
 """Leaves of the hash tree. A bucket is one or more leaves, so the digest of all records depends on no bucket."""
@@ -59,8 +60,8 @@ def encode_record(element: Any, max_line_bytes: int = MAX_LINE_BYTES, shown_byte
     return digest + _REFUSED + refusal + b"\n" + line[:shown_bytes]
 
 
-def _decoded(encoded: bytes) -> tuple[bytes, tuple[str, str] | None]:
-    """The line of an encoded record, and (reason, message) if it is refused."""
+def _decoded(encoded: bytes) -> Line:
+    """The line of an encoded record."""
     if encoded.startswith(_REFUSED, _DIGEST):
         head, _, shown = encoded[_DIGEST + len(_REFUSED) :].partition(b"\n")
         reason, message = json.loads(head)
@@ -166,7 +167,7 @@ def blocks(
         group: its number, and its records, in any order.
         sizes: bucket -> bytes of its lines, for all buckets that are not empty.
         buckets: number of buckets.
-        block_bytes: bytes of a block, unless one line has more.
+        block_bytes: bytes that the lines of a block just reach.
 
     Raises:
         InputError: the records do not have the sizes that were counted before.
@@ -181,21 +182,13 @@ def blocks(
     nodes = _nodes(bucket, records, sizes, buckets)
     start = sum(size for other, size in sizes.items() if other < bucket)
     source = InputFile(COLLECTION, sum(sizes.values()), 0.0)
-    while records:
-        lines: list[bytes] = []
-        refused: list[tuple[int, str, str]] = []
-        size = 0
-        while records and (not lines or size + line_size(records[-1]) <= block_bytes):
-            line, reject = _decoded(records.pop())  # removed, so that no record is held twice
-            if reject is not None:
-                refused.append((len(lines), *reject))
-            lines.append(line)
-            size += len(line) + 1
-        data = b"".join(line + b"\n" for line in lines)
-        digest = hashlib.sha256(b"records\n" + repr(refused).encode("utf-8", "backslashreplace") + b"\n" + data)
-        origin = Origin(0, source, start, 0, size, nodes, digest.hexdigest(), refused=tuple(refused))
-        start, nodes = start + size, ()
-        yield parse(RawBlock(origin.start, size, 0, data, b""), origin)
+    lines = (_decoded(records.pop()) for _ in range(len(records)))  # removed, so that no record is held twice
+    for _, data, refused in cut_lines(lines, block_bytes):
+        said = repr([*refused]).encode("utf-8", "backslashreplace")
+        digest = hashlib.sha256(b"records\n" + said + b"\n" + data).hexdigest()
+        origin = Origin(0, source, start, 0, len(data), nodes, digest, refused=refused)
+        start, nodes = start + len(data), ()
+        yield parse(RawBlock(origin.start, len(data), 0, data, b""), origin)
 
 
 def _nodes(bucket: int, records: list[bytes], sizes: Mapping[int, int], buckets: int) -> tuple[Node, ...]:

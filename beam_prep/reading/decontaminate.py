@@ -158,49 +158,30 @@ class Index:
         return found
 
 
-class IndexBuilder:
-    """Collects references, file by file.
+TextsOfFiles = Iterable[tuple[str, Sequence[int], Sequence[Sequence[str]]]]
+"""(path of a file, the line of each record from 1, the texts of each record); a file's records follow each other.
+There is one, maybe without records."""
 
-    Args:
-        ngram: words of an n-gram.
-    """
 
-    def __init__(self, ngram: int) -> None:
-        self._ngram, self._size, self._without = ngram, 0, 0
-        self._number_of = {_BETWEEN: _END}
-        self._files: list[str] = []
-        kinds = (np.uint64, np.int64, np.uint32, np.int64, np.int32, np.int64)
-        self._parts = [tuple(np.zeros(0, kind) for kind in kinds)]  # the arrays of `build`, in its order
-
-    def add(self, file: str, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
-        """Adds the records of a file.
-
-        Args:
-            file: its path.
-            lines: the line of each record, from 1.
-            texts: the texts of each record.
-        """
-        if self._files[-1:] != [file]:
-            self._files.append(file)
-        known = self._number_of
+def index_of(references: TextsOfFiles, ngram: int) -> Index:
+    """The index of references; `ngram`: words of an n-gram."""
+    size, without, paths, number_of = 0, 0, list[str](), {_BETWEEN: _END}
+    parts = list[tuple[Array, ...]]()
+    for path, line, texts in references:
+        if paths[-1:] != [path]:
+            paths.append(path)
         words = words_of([text for each in texts for text in each])
-        numbers = np.array([known.setdefault(word, len(known) + 1) for word in words], np.uint32)
-        first, hashes = ngrams(numbers, self._ngram)
+        numbers = np.array([number_of.setdefault(word, len(number_of) + 1) for word in words], np.uint32)
+        first, hashes = ngrams(numbers, ngram)
         begins = np.append(0, np.flatnonzero(numbers == _END) + 1)[offsets_of([len(each) for each in texts])]
-        self._without += int((np.diff(np.searchsorted(first, begins)) == 0).sum())
-        files = np.full(len(lines), len(self._files) - 1, np.int32)
-        places = (hashes, first + self._size, numbers, begins[:-1] + self._size)
-        self._parts.append((*places, files, np.array(lines, np.int64)))
-        self._size += len(numbers)
-
-    def build(self) -> Index:
-        """The index of all added records."""
-        hashes, starts, numbers, begins, files, lines = map(np.concatenate, zip(*self._parts, strict=True))
-        hashes, places = np.unique(hashes, return_index=True)  # the first place of each n-gram
-        starts = starts[places]
-        vocabulary = np.frombuffer(" ".join([*self._number_of][1:]).encode(), np.uint8)
-        paths = tuple(self._files)
-        return Index(self._ngram, hashes, starts, numbers, vocabulary, begins, files, lines, paths, self._without)
+        without += int((np.diff(np.searchsorted(first, begins)) == 0).sum())
+        files = np.full(len(line), len(paths) - 1, np.int32)
+        parts.append((hashes, first + size, numbers, begins[:-1] + size, files, np.array(line, np.int64)))
+        size += len(numbers)
+    hashes, starts, numbers, begins, files, lines = map(np.concatenate, zip(*parts, strict=True))
+    hashes, places = np.unique(hashes, return_index=True)  # the first place of each n-gram
+    vocabulary = np.frombuffer(" ".join([*number_of][1:]).encode(), np.uint8)
+    return Index(ngram, hashes, starts[places], numbers, vocabulary, begins, files, lines, tuple(paths), without)
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -40,18 +40,14 @@ def normalized(value: Any, how: Normalize) -> Any:
     if how == "none":
         return value
     if isinstance(value, str):
-        return _normal(value, how)
+        if how == "nfkc_casefold":
+            value = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
+        return " ".join(value.split())
     if isinstance(value, list):
         return [normalized(each, how) for each in value]
     if isinstance(value, dict):
         return {name: normalized(each, how) for name, each in value.items()}
     return value
-
-
-def _normal(text: str, how: Normalize) -> str:
-    if how == "nfkc_casefold":
-        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(text.split())
 
 
 @step
@@ -63,26 +59,26 @@ def key_records(
     duplicate: Sequence[str] = (),
     normalize: Normalize = "none",
 ) -> Records:
-    """Notes the digests of each record in the ledger.
+    """Notes the digests of each record in the ledger. Rejects records without the fields that a digest needs.
 
     Args:
-        records: the records.
-        split: True: digest records for splits.
+        records: the records as read.
+        split: digest records for splits.
         split_key: the field that decides; None: the entire record.
         reject_missing: True: reject records without that field (`no_split_key`); False: they get the digest `NO_KEY`.
-        duplicate: the fields that decide whether records are equal; records without all of them are rejected
-            (`no_key`). (): records are not compared.
+        duplicate: the fields that decide whether records are equal, of which a record needs one (`no_key`); (): records
+            are not compared.
         normalize: how texts are normalised before they are compared: see `normalized`.
     """
     if records.receipt is not None:
         return records
-    read = [*([] if split_key is None else [split_key]), *duplicate]
+    read = [*filter(None, (split_key, *duplicate))]
 
     def work(row: Record) -> tuple[Record, bytes]:
         if records.ledger.by_row:
             check_values(row, read)
-        digest = _duplicate_digest(row, duplicate, normalize) if duplicate else bytes(16)
-        return row, digest + (_split_digest(row, split_key, reject_missing) if split else bytes(8))
+        of_fields = _duplicate_digest(row, duplicate, normalize) if duplicate else bytes(16)
+        return row, of_fields + (_split_digest(row, split_key, reject_missing) if split else bytes(8))
 
     left = work_on_each(records, work)
     found: Any = left.rows
@@ -109,10 +105,10 @@ def _split_digest(row: Record, key: str | None, reject_missing: bool) -> bytes:
     return digest if digest != none else bytes(8)
 
 
-def _duplicate_digest(row: Record, by: Sequence[str], normalize: Normalize) -> bytes:
-    values = [row.get(name) for name in by]
+def _duplicate_digest(row: Record, fields: Sequence[str], normalize: Normalize) -> bytes:
+    values = [row.get(name) for name in fields]
     if all(value is None for value in values):
-        names = " and ".join(map(repr, by))
+        names = " and ".join(map(repr, fields))
         raise Reject("no_key", f"the record has no {names}, by which records are compared")
     forms = [b"" if value is None else form(normalized(value, normalize)) for value in values]
     if len(forms) > 1:

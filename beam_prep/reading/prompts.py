@@ -15,6 +15,7 @@ from beam_prep.reading.adapters import ROLES
 from beam_prep.reading.records import Record, describe, is_absent
 
 _Message = dict[str, Any]
+_Chat = list[_Message]
 
 _WITHIN_WORD = re.compile(r"[^\W\u3040-\u9fff]{2}")
 """Two characters of one word. Chinese and Japanese have no blanks between words."""
@@ -199,22 +200,19 @@ def _of_messages(record: Record, sides: Sides, given: Mapping[str, Any], values:
         return record
     asked = [message for each in lists for message in each]
     chats = _without_echo(sides, asked[-1], values, chats)
-    found = [_found(asked, chat) for chat in chats]
-    for name, chat, place in zip(sides.names, chats, found, strict=True):
-        if place is None and not _is_answer(asked, chat):
+    prompts, answers = list[_Chat](), list[_Chat]()
+    for name, chat in zip(sides.names, chats, strict=True):
+        own, answer = _found(asked, chat)
+        if own is None and not _is_answer(asked, chat):
             raise _differs(sides, name, asked, chat, "a side has another prompt")
-        if place is not None and not place[1]:
+        if not answer:
             raise _no_answer(name, chat)
-    prompts = {}
-    for name, place in zip(sides.names, found, strict=True):
-        if place is not None:
-            prompts[name] = place[0]
-    prompt = next(iter(prompts.values()), asked)
-    for name, other in prompts.items():
-        if not _same(prompt, other):
-            raise _differs(sides, name, prompt, other, "the sides begin with other prompts")
-    answers = [chat if place is None else place[1] for chat, place in zip(chats, found, strict=True)]
+        answers.append(answer)
+        prompts += [] if own is None else [own]
+        if own is not None and not _same(prompts[0], own):
+            raise _differs(sides, name, prompts[0], own, "the sides begin with other prompts")
     _check_different(sides, values, answers)
+    prompt = prompts[0] if prompts else asked
     if len(prompts) == len(answers) > 1:
         # The sides are entire conversations: further turns that they share are no answers either.
         more, answers = _shared(sides, answers)
@@ -222,9 +220,7 @@ def _of_messages(record: Record, sides: Sides, given: Mapping[str, Any], values:
     return _with(record, sides, prompt, answers)
 
 
-def _without_echo(
-    sides: Sides, question: _Message, values: Sequence[Any], chats: list[list[_Message]]
-) -> list[list[_Message]]:
+def _without_echo(sides: Sides, question: _Message, values: Sequence[Any], chats: list[_Chat]) -> list[_Chat]:
     """The sides of a pair without the words of the user's question, if each side is one answer that begins with them.
 
     A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
@@ -257,7 +253,7 @@ def _text_of(message: _Message) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _messages(value: Any, role: str) -> list[_Message]:
+def _messages(value: Any, role: str) -> _Chat:
     """The messages of a field: a list, a single message, or a text of this role; [] if it holds no messages."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -266,15 +262,15 @@ def _messages(value: Any, role: str) -> list[_Message]:
     return messages if good else []
 
 
-def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message], list[_Message]] | None:
-    """(the whole prompt, what follows) of a side that begins with the prompt; otherwise None.
+def _found(asked: _Chat, chat: _Chat) -> tuple[_Chat | None, _Chat]:
+    """(the whole prompt, what follows) of a side that begins with the prompt; (None, all of it) of another one.
 
     The common beginning may be more than the prompt (a system message, earlier turns), or less (its last turns).
     """
     system, asked = _without_system(asked)
     own, rest = _without_system(chat)
     if system and own and not _same(system, own):
-        return None
+        return None, chat
     system = system or own
     begins = bool(rest) and _speaker(rest[0]) == "user"
     for place in range(len(rest) - len(asked) + 1 if begins else 1):
@@ -287,10 +283,10 @@ def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message],
     for size in range(len(asked) - 1, 0, -1):
         if repeats and _same(rest[:size], asked[-size:]):
             return [*system, *asked], rest[size:]
-    return None
+    return None, chat
 
 
-def _is_answer(asked: list[_Message], chat: list[_Message]) -> bool:
+def _is_answer(asked: _Chat, chat: _Chat) -> bool:
     """True if messages can follow a prompt: the first is no system message, and the user does not speak twice."""
     first = _speaker(chat[0])
     return first != "system" and not first == _speaker(asked[-1]) == "user"
@@ -301,7 +297,7 @@ def _speaker(message: _Message) -> str:
     return "system" if role == "developer" else ROLES.get(role, role)
 
 
-def _without_system(messages: list[_Message]) -> tuple[list[_Message], list[_Message]]:
+def _without_system(messages: _Chat) -> tuple[_Chat, _Chat]:
     """(the system messages at the beginning, the others)."""
     others = (place for place, each in enumerate(messages) if _speaker(each) != "system")
     size = next(others, len(messages))

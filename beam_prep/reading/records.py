@@ -301,8 +301,7 @@ def lines_beyond_json(ledger: Ledger) -> set[int]:
 def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
     view = np.frombuffer(data, np.uint8)
     newlines = np.flatnonzero(view == ord("\n"))
-    starts = np.concatenate([np.zeros(1, np.int64), newlines + 1])
-    ends = np.concatenate([newlines, np.array([len(data)], np.int64)])
+    starts, ends = np.append(0, newlines + 1), np.append(newlines, len(data))
     if starts[-1] == len(data):
         starts, ends = starts[:-1], ends[:-1]
     if len(starts) and file_start and data.startswith(BOM):

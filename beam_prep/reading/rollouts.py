@@ -189,7 +189,7 @@ class RolloutFields:
                 column.name,
                 "list" if column.role == "ids" and column.depth == 2 else column.role,  # type: ignore[arg-type]
                 (Section(column.name, actions.get(column.name, "value")),),
-                "loss_mask" if column.name == "response_ids" and self.loss_mask is not None else None,
+                "loss_mask" if column.name == "response_ids" and self.loss_mask else None,
             )
             for column in self.columns
             if column.role != "mask"
@@ -215,6 +215,10 @@ def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> dict[str
     kinds = {"ids": _ids(max_id), "mask": _BITS, "token_value": _REALS}
     for column, key in columns.items():
         value, responses = record[key], found.get("response_ids", [])
+        is_listed = isinstance(value, list) and fields.grouped and column.role in ("value", "mask", "token_value")
+        if is_listed and responses and len(value) != len(responses):
+            counts = f"{len(responses)} {fields.response_ids}, {len(value)} {key}"
+            raise Reject("count_mismatch", f"{counts}: wanted as many of each")
         if column.role == "text":
             found[column.name] = [_text(value, key)]
         elif column.role == "value":
@@ -222,9 +226,6 @@ def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> dict[str
             found[column.name] = [np.array([exact_double(each, f"{key}[{at}]") for at, each in enumerate(numbers)])]
             if responses and not fields.grouped:
                 check_type(value, int | float, f"field {key!r}", "a number: the record is one response")
-            elif responses and isinstance(value, list) and len(value) != len(responses):
-                counts = f"{len(responses)} responses, {len(value)} {key}"
-                raise Reject("count_mismatch", f"{counts}: wanted as many of each")
             elif column.name == "rewards":
                 check_type(value, list, f"field {key!r}", "a list, a number for each response")
         else:
@@ -232,9 +233,6 @@ def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> dict[str
             if column.depth == 2:
                 check_type(value, list, f"field {key!r}", "a list of lists")
                 lists = {f"{key}[{place}]": each for place, each in enumerate(value)}
-            if column.of is not None and len(lists) != len(responses):
-                counts = f"{len(responses)} {fields.response_ids}, {len(lists)} {key}"
-                raise Reject("count_mismatch", f"{counts}: wanted as many of each")
             lengths = [None] * len(lists) if column.of is None else [*map(len, responses)]
             found[column.name] = [
                 _listed(each, where, kinds[column.role], length)

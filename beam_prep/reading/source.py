@@ -19,7 +19,7 @@ A file that does not begin with a bracket is JSONL, and passes unchanged.
 
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -177,6 +177,27 @@ def ranges(number: int, file: InputFile, block_bytes: int) -> list[Split]:
     """Splits of `block_bytes` bytes each; one split for an empty file."""
     starts = range(0, max(file.size, 1), block_bytes)
     return [Split(number, file, start, min(start + block_bytes, file.size)) for start in starts]
+
+
+Line = tuple[bytes, tuple[str, str] | None]
+"""A line of JSON without its line end; and (reason, message) if its record is rejected."""
+
+
+def cut_lines(lines: Iterable[Line], block_bytes: int) -> Iterator[tuple[int, bytes, tuple[tuple[int, str, str], ...]]]:
+    """(number of lines, joined lines, `Origin.refused`) of groups of lines that just reach `block_bytes`."""
+    held: list[bytes] = []
+    refused: list[tuple[int, str, str]] = []
+    size = 0
+    for line, problem in lines:
+        if problem is not None:
+            refused.append((len(held), *problem))
+        held.append(line)
+        size += len(line) + 1
+        if size >= block_bytes:
+            yield len(held), b"\n".join([*held, b""]), tuple(refused)
+            held, refused, size = [], [], 0
+    if held:
+        yield len(held), b"\n".join([*held, b""]), tuple(refused)
 
 
 # JSON lists

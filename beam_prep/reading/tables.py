@@ -45,7 +45,7 @@ from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
 from beam_prep.reading.records import BINARY, RawBlock, parse_json, read_up_to, twice
-from beam_prep.reading.source import Files, Position, Source, ranges
+from beam_prep.reading.source import Files, Line, Position, Source, cut_lines, ranges
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -58,10 +58,6 @@ _PAGES = 1 << 20
 
 _HASHED = 128 * CHUNK
 """Bytes of a file that are hashed at once."""
-
-
-Line = tuple[bytes, tuple[str, str] | None]
-"""A line of JSON without its line end; and (reason, message) if the row is rejected."""
 
 
 class Table(Source):
@@ -82,21 +78,10 @@ class Table(Source):
         part = self._part(split, files)
         if part is None:
             return
-        position, before = Position(), 0
-        cut = _cut(self._lines(split.source, files, part, position), block_bytes)
-        last: _Cut | None = next(cut, (0, b"", ()))
-        start = part.rows_before
-        while last is not None:
-            rows, data, refused = last
-            last = next(cut, None)
-            if last is None and part.groups and start + rows != part.rows_before + part.rows:
-                raise InputError(
-                    f"{split.source.path!r} has {start + rows - part.rows_before} rows where its footer says "
-                    f"{part.rows}: it is damaged, make it again or leave it out"
-                )
-            # The last block has the digests, because only then everything was read.
-            nodes = _nodes(split.source, files, part) if last is None and digests else ()
-            stored = position.stored if last is not None else part.stop - part.start
+        position, before, start = Position(), 0, part.rows_before
+        nodes = _nodes(split.source, files, part) if digests else ()
+        cut = cut_lines(self._lines(split.source, files, part, position), block_bytes)
+        for rows, data, refused in itertools.chain([next(cut, (0, b"", ()))], cut):
             said = repr(refused).encode("utf-8", "backslashreplace") + b"\n" if refused else b""
             digest = hashlib.sha256(b"rows of a table\n" + said + data).hexdigest()
             origin = Origin(
@@ -109,11 +94,16 @@ class Table(Source):
                 digest=digest,
                 max_line_bytes=max_line_bytes,
                 refused=refused,
-                stored=stored - before,
+                stored=position.stored - before,
                 text_bytes=len(data),
             )
             yield RawBlock(start, rows, 0, data, b""), origin
-            start, before = start + rows, stored
+            start, before, nodes = start + rows, position.stored, ()
+        if part.groups and start != part.rows_before + part.rows:
+            raise InputError(
+                f"{split.source.path!r} has {start - part.rows_before} rows where its footer says {part.rows}: it is "
+                "damaged, make it again or leave it out"
+            )
 
     def columns(self, file: InputFile, files: Files) -> Sequence[str]:
         with files.open_table(file) as stream:
@@ -241,26 +231,6 @@ def _begins(content: Array, size: int) -> Array:
         return np.zeros(len(before), np.int64)
     scale = 2.0 ** math.floor(math.log2(size / before[-1]))
     return np.minimum(np.append(0, before[:-1] * scale).astype(np.int64), size - 1)
-
-
-_Cut = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
-
-
-def _cut(lines: Iterator[Line], block_bytes: int) -> Iterator[_Cut]:
-    """(number of lines, joined lines, `Origin.refused`) of groups of lines that just reach `block_bytes`."""
-    held: list[bytes] = []
-    refused: list[tuple[int, str, str]] = []
-    size = 0
-    for line, problem in lines:
-        if problem is not None:
-            refused.append((len(held), *problem))
-        held.append(line)
-        size += len(line) + 1
-        if size >= block_bytes:
-            yield len(held), b"\n".join([*held, b""]), tuple(refused)
-            held, refused, size = [], [], 0
-    if held:
-        yield len(held), b"\n".join([*held, b""]), tuple(refused)
 
 
 def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":

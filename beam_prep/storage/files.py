@@ -471,8 +471,8 @@ def write_if(path: str, data: bytes, version: str | None) -> bool:
         return True
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with filelock.FileLock(f"{path}.lock"):
-        found = read_version(path)
-        if (None if found is None else found[1]) != version:
+        _, found = read_version(path) or (b"", None)
+        if found != version:
             return False
         made = f"{path}.new"
         Path(made).write_bytes(data)

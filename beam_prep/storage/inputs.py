@@ -134,35 +134,34 @@ def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int)
         InputError: the file cannot be read.
     """
     chance, kept, seen, end = np.random.default_rng(0), dict[int, tuple[RawBlock, Origin]](), 0, 0
-    complete = True
     with closing(blocks_of(Split(file, source, 0, -1), size, digests=False)) as blocks:
         for raw, origin in blocks:
-            if end >= most:
-                complete = False
-                break
             place = seen if seen < count else int(chance.integers(seen + 1))
             if place < count and raw.size:
                 kept[place] = raw, origin
             seen, end = seen + 1, end + origin.bytes
+            if end >= most:
+                break
+        complete = next(blocks, None) is None
     found = sorted(kept.values(), key=lambda block: block[1].start)
     return [_block(raw, origin) for raw, origin in found], end, complete
 
 
 def _block(raw: RawBlock, origin: Origin, token_cache: TokenCache | None = None) -> Records:
-    receipt, made = None, dict[str, int]()
-    try:
-        receipt = token_cache.find(token_cache.digest(origin)) if token_cache is not None else None
-    except TokenCacheError as error:
-        log.warning("%s; the block is made again", error)
-        made = {"blocks_damaged": 1}
-    if receipt is not None and token_cache is not None and not token_cache.trust.holds(receipt.counts("made")):
-        receipt, made = None, {"blocks_replaced": 1}
-    if receipt is None:
-        records = source_of(origin.source.path).parse(raw, origin)
-        records.made = {**records.made, **made}
-        return records
-    nothing = np.zeros(0, np.int64)
-    return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
+    made = {}
+    if token_cache is not None:
+        try:
+            receipt = token_cache.find(token_cache.digest(origin))
+            if receipt is not None and token_cache.trust.holds(receipt.counts("made")):
+                nothing = np.zeros(0, np.int64)
+                return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
+            made = {} if receipt is None else {"blocks_replaced": 1}
+        except TokenCacheError as error:
+            log.warning("%s; the block is made again", error)
+            made = {"blocks_damaged": 1}
+    records = source_of(origin.source.path).parse(raw, origin)
+    records.made = {**records.made, **made}
+    return records
 
 
 _COMPARED_BYTES = 64 * 1024 * 1024

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,7 @@ from beam_prep.storage import stores
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import delete, exists, join, names_in, naming, remove_folder, write_file
 from beam_prep.storage.stores import Changed, StoreOptions, is_local, read_bytes, shortened
+from beam_prep.verify import file_is_listed
 
 _KEPT = ("token_cache", "tokenizers", "references")
 """Folders that stay after a failed run, for the next launch on the same output."""
@@ -208,11 +209,7 @@ class _Output(ABC):
 
     def run(self) -> dict[str, Any]:
         """The content of `run.json`; {} if there is none, or a damaged one: no manifest vouches for it."""
-        try:
-            found = json.loads(_read(join(self.path, RUN)) or b"")
-        except ValueError:
-            found = None
-        return found if isinstance(found, dict) else {}
+        return manifests.parsed(_read(join(self.path, RUN)))
 
     def manifest(self) -> bytes | None:
         """The content of the current `manifest.json`, or None. It may be another program's file."""
@@ -282,7 +279,9 @@ class LocalOutput(_Output):
                 raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
             except OSError:
                 return False
-            _check(linked, file)  # checks the link, as the other path may have been replaced since
+            # The link, as the other path may have been replaced since.
+            for problem in file_is_listed(Path(files.folder), replace(file, path=name)):
+                raise Damaged(f"{earlier.folder}: {problem}")
         return True
 
     def publish(
@@ -335,11 +334,6 @@ class StoredOutput(_Output):
         # A claim file means that a job of beam_prep did not finish.
         return self.claims.holder() is not None or not stores.listed(f"{self.path}/")
 
-    def _remove_manifest(self, text: bytes) -> None:
-        """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed."""
-        stores.put(join(self.staging.home, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
-        stores.delete([join(self.path, MANIFEST)])
-
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
         self.check_claim()
@@ -377,7 +371,9 @@ class StoredOutput(_Output):
         there = self.manifest()
         self.claims.check()
         if there is not None and there != text:
-            self._remove_manifest(there)
+            # A copy of the manifest that is replaced stays until the files that only it lists are removed.
+            stores.put(join(self.staging.home, f"replaced-{hashlib.sha256(there).hexdigest()[:32]}.json"), there)
+            stores.delete([join(self.path, MANIFEST)])
         listed = [*listed_files(manifest), *map(asdict, files.written)]
         self._place({file["path"]: file for file in listed}.values(), self.path)
         if not self.is_complete(manifest):
@@ -426,20 +422,9 @@ class StoredOutput(_Output):
 
 def _read(path: str) -> bytes | None:
     """A file's content; None if there is no file."""
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return read_bytes(path)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-
-
-def _check(path: str, file: WrittenFile) -> None:
-    try:
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise Damaged(f"{file.path} cannot be read: {error}") from None
-    if digest != file.sha256:
-        raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
+    return None
 
 
 OutputTarget = LocalOutput | StoredOutput

@@ -5,6 +5,7 @@ its manifest. Two shards with the same key have the same bytes. A linked file is
 manifest, so a damaged file is never reused.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -19,7 +20,6 @@ from typing import Any
 
 from beam_prep._version import __version__
 from beam_prep.data.block import MICROSECONDS
-from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, OutputError, RunError, check_planned
 from beam_prep.formats import FORMATS, FilesOfShard
@@ -29,7 +29,7 @@ from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.layout import ROW_LENGTHS, Layout, Rows, split_rows
 from beam_prep.shards.plan import Dropped, Plan
 from beam_prep.shards.report import ConfigView, failure, nothing_trained, warnings
-from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
+from beam_prep.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.storage import output as outputs
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
@@ -154,7 +154,7 @@ class EarlierOutput:
         self._shards: Counter[str] = Counter()
         if path is None:
             return
-        try:
+        with contextlib.suppress(OSError, FormatError, ValueError, KeyError, TypeError):
             text = read_bytes(join(path, MANIFEST))
             self.manifest = manifests.load(text, join(path, MANIFEST))
             found = json.loads(read_bytes(join(path, SLICES)))
@@ -162,8 +162,6 @@ class EarlierOutput:
             if found["manifest"] == hashlib.sha256(text).hexdigest() and len(found["keys"]) == len(receipts):
                 self._by_key = dict(zip(found["keys"], receipts, strict=True))
                 self._shards = Counter(receipt.part for receipt in receipts)
-        except (OSError, FormatError, ValueError, KeyError, TypeError):
-            return
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -237,8 +235,13 @@ def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarg
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.files() as files:
         file = files.open(name)
-        for entry in _rejects(plan.slices, token_cache):
-            file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+        rows_of = token_cache.rejects([piece.name for piece in plan.slices])
+        for piece, rows in zip(plan.slices, rows_of, strict=True):
+            for row in rows[piece.start : piece.stop]:
+                entry = {"file": piece.path, "offset": 0, **row}
+                entry["offset"] += piece.first_byte
+                entry["line"] += piece.first_line + 1
+                file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
         file.close()
         (written,) = files.written
     return written
@@ -257,34 +260,16 @@ def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
         rows = arranger.slice(piece)
         if ROW_LENGTHS.name in rows:
             rows = split_rows(rows, schema)  # the first row of the record is shown
-        whole = {name: _listed(rows[name][0]) for name in rows}
+        whole = {name: values[:1].to_lists()[0] for name, values in rows.items()}
         row = {name: _beginning(values) for name, values in whole.items()}
         found.append({"domain": domain, "columns": columns, "row": row, "cut": row != whole})
     return tuple(found)
-
-
-def _listed(values: Array | Ragged) -> list[Any]:
-    found: list[Any] = values.to_lists() if isinstance(values, Ragged) else values.tolist()
-    return found
 
 
 def _beginning(values: list[Any]) -> list[Any]:
     if values and isinstance(values[0], list):
         return [_beginning(each) for each in values[:SAMPLE_LISTS]]
     return values[:SAMPLE_TOKENS]
-
-
-def _rejects(slices: Sequence[RejectSlice], token_cache: TokenCache) -> Iterator[dict[str, Any]]:
-    for piece, rows in zip(slices, token_cache.rejects([piece.name for piece in slices]), strict=True):
-        for row in rows[piece.start : piece.stop]:
-            yield {
-                "file": piece.path,
-                "offset": piece.first_byte + row["offset"],
-                "line": piece.first_line + row["line"] + 1,
-                "reason": row["reason"],
-                "message": row["message"],
-                "text": row["text"],
-            }
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,14 +318,14 @@ class Publisher:
         if self.keep_versions is not None and (problem := Versions(self.root).problem(self.output.rpartition("/")[2])):
             return problem
         text = self.target.manifest()
-        if text is None and self.target.is_empty():
-            return None
-        if text is not None and not manifests.is_manifest(text):
-            return manifests.no_manifest(join(self.output, MANIFEST))
-        if text is None and Versions(self.output).latest() is not None:
-            return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
         if text is None:
+            if self.target.is_empty():
+                return None
+            if Versions(self.output).latest() is not None:
+                return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
             return f"{self.output} is no output of beam_prep (no {MANIFEST} in it): choose another -o"
+        if not manifests.is_manifest(text):
+            return manifests.no_manifest(join(self.output, MANIFEST))
         if not self.overwrite:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"

@@ -19,7 +19,7 @@ from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError, TokenizerError
 from beam_prep.formats.cached_block import Sealed, seal_batches
-from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
+from beam_prep.reading.decontaminate import Index, TextsOfFiles, index_of, texts_of
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in
 from beam_prep.storage import stores
@@ -176,18 +176,21 @@ def read_references(against: AnyPaths, fields: Sequence[str] | None, ngram: int)
 
 @functools.lru_cache(maxsize=2)
 def _references(files: tuple[InputFile, ...], fields: tuple[str, ...] | None, ngram: int) -> References:
-    builder, found = IndexBuilder(ngram), []
-    for number, source in enumerate(files):
-        lines, nodes, records = 0, list[Node](), 0
-        for block in read_split(Split(number, source, 0, -1), BLOCK_BYTES):
-            texts = [_texts(record, fields, _at(source, lines + line)) for line, record in _each(block, lines)]
-            builder.add(source.path, (block.line + lines + 1).tolist(), texts)
-            lines, records = lines + len(block.ledger.status), records + len(texts)
-            nodes += block.origin.nodes
-        if not records:
-            raise InputError(f"preprocessing.decontaminate.against: {source.path} has no record")
-        found.append({"path": source.path, "size": source.size, "digest": tree_digest(nodes)})
-    index = builder.build()
+    found = []
+
+    def read() -> TextsOfFiles:
+        for number, source in enumerate(files):
+            lines, nodes, records = 0, list[Node](), 0
+            for block in read_split(Split(number, source, 0, -1), BLOCK_BYTES):
+                texts = [_texts(record, fields, _at(source, lines + line)) for line, record in _each(block, lines)]
+                yield source.path, (block.line + lines + 1).tolist(), texts
+                lines, records = lines + len(block.ledger.status), records + len(texts)
+                nodes += block.origin.nodes
+            if not records:
+                raise InputError(f"preprocessing.decontaminate.against: {source.path} has no record")
+            found.append({"path": source.path, "size": source.size, "digest": tree_digest(nodes)})
+
+    index = index_of(read(), ngram)
     if not len(index.hashes):
         raise InputError(
             f"preprocessing.decontaminate: no text of {len(index.record_lines):,} records in `against` has {ngram} "
@@ -240,15 +243,10 @@ class IndexFile:
         Raises:
             StorageError: the file cannot be read.
         """
-        return _loaded(self)
+        return _read(_index_in, self.path, f"the evaluation data of preprocessing.decontaminate, {self.path},")
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(file: IndexFile) -> Index:
-    what = f"the evaluation data of preprocessing.decontaminate, {file.path},"
-    return _read(_index_in, file.path, what)
-
-
 def _index_in(path: str) -> Index:
     sealed = Sealed(read_file(path), "")
     batch = sealed.batch(0)

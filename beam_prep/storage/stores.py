@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
@@ -115,7 +115,10 @@ class Changed(Exception):
 
 
 class StoreClient(Protocol):
-    """A store. Each call may raise `StoreUnavailable`, `FileNotFoundError`, and `StorageError` if it is refused."""
+    """A store. Within `errors` calls may raise `StoreUnavailable`, `FileNotFoundError`, or `StorageError` (refused)."""
+
+    def errors(self, path: str) -> AbstractContextManager[None]:
+        """Turns the errors of the store's library into these; `path`: for messages."""
 
     def find(self, path: str) -> ObjectInfo:
         """Describes an object."""
@@ -181,6 +184,17 @@ PAUSE, LONGEST_PAUSE = 0.25, 8.0
 T = TypeVar("T")
 
 
+def _asked(path: str, request: Callable[[StoreClient], T]) -> T:
+    """The answer of the store of a path to a request, see `with_retries`."""
+
+    def ask() -> T:
+        client = client_of(path)
+        with client.errors(path):
+            return request(client)
+
+    return with_retries(ask, path)
+
+
 def with_retries(work: Callable[[], T], path: str) -> T:
     """Calls `work`, and repeats it for `RETRY_SECONDS` while the store of a path does not answer.
 
@@ -227,7 +241,7 @@ class GCSClient:
         self._gcs = gcsio.create_storage_client(options)
 
     @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def errors(self, path: str) -> Iterator[None]:
         import requests
         import urllib3
         from google.api_core.exceptions import GoogleAPICallError
@@ -253,26 +267,24 @@ class GCSClient:
 
     def find(self, path: str) -> ObjectInfo:
         blob = self._blob(path)
-        with self._errors(path):
-            blob.reload(retry=None)
-            return _of_gcs(blob)
+        blob.reload(retry=None)
+        return _of_gcs(blob)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
-        with self._errors(path):
-            only = None if version is None else int(version)
-            # `raw_download`, because the library would decompress objects that are marked as gzip.
-            data: bytes = self._blob(path).download_as_bytes(
-                start=start, end=stop - 1, raw_download=True, if_generation_match=only, checksum=None, retry=None
-            )
+        only = None if version is None else int(version)
+        # `raw_download`, because the library would decompress objects that are marked as gzip.
+        data: bytes = self._blob(path).download_as_bytes(
+            start=start, end=stop - 1, raw_download=True, if_generation_match=only, checksum=None, retry=None
+        )
         return data
 
     def put(self, path: str, body: BinaryIO, version: str | None, sha256: str) -> None:
         size, blob = body.seek(0, io.SEEK_END), self._blob(path)
         blob.metadata = {SHA256: sha256}
-        settings = {"checksum": "crc32c", "if_generation_match": _generation(version), "retry": None}
         try:
-            with self._errors(path):
-                blob.upload_from_file(body, rewind=True, size=size, **settings)
+            with self.errors(path):
+                only = _generation(version)
+                blob.upload_from_file(body, True, size, checksum="crc32c", if_generation_match=only, retry=None)
         except FileNotFoundError:
             if size <= _IN_PARTS:
                 raise
@@ -283,27 +295,23 @@ class GCSClient:
         blob, token = self._blob(path), None
         blob.metadata = {SHA256: sha256}
         blob.content_type = "application/octet-stream"
-        with self._errors(path):
-            while True:  # a large object takes several requests
-                token, _, _ = blob.rewrite(
-                    self._blob(source.path),
-                    token=token,
-                    if_generation_match=_generation(version),
-                    if_source_generation_match=int(source.version),
-                    retry=None,
-                )
-                if token is None:
-                    return
+        while True:  # a large object takes several requests
+            token, _, _ = blob.rewrite(
+                self._blob(source.path),
+                token=token,
+                if_generation_match=_generation(version),
+                if_source_generation_match=int(source.version),
+                retry=None,
+            )
+            if token is None:
+                return
 
     def delete(self, path: str) -> None:
-        with self._errors(path):
-            self._blob(path).delete(retry=None)
+        self._blob(path).delete(retry=None)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, name = bucket_and_name(prefix)
-        with self._errors(prefix):
-            for blob in self._gcs.list_blobs(bucket, prefix=name, retry=None):
-                yield _of_gcs(blob)
+        return map(_of_gcs, self._gcs.list_blobs(bucket, prefix=name, retry=None))
 
 
 def _generation(version: str | None) -> int | None:
@@ -332,7 +340,7 @@ class S3Client:
         self._s3 = boto3_client.Client(options).client
 
     @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def errors(self, path: str) -> Iterator[None]:
         from botocore import exceptions
         from botocore.parsers import ResponseParserError
 
@@ -349,27 +357,25 @@ class S3Client:
 
     def find(self, path: str) -> ObjectInfo:
         bucket, name = bucket_and_name(path)
-        with self._errors(path):
-            return _of_s3(path, self._s3.head_object(Bucket=bucket, Key=name), "ContentLength")
+        return _of_s3(path, self._s3.head_object(Bucket=bucket, Key=name), "ContentLength")
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         bucket, name = bucket_and_name(path)
         only = {} if version is None else {"IfMatch": version}
-        with self._errors(path):
-            found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes={start}-{stop - 1}", **only)
-            return bytes(found["Body"].read())
+        found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes={start}-{stop - 1}", **only)
+        return bytes(found["Body"].read())
 
     def put(self, path: str, body: BinaryIO, version: str | None, sha256: str) -> None:
         bucket, name = bucket_and_name(path)
         metadata, size = {SHA256: sha256}, body.seek(0, io.SEEK_END)
         body.seek(0)
         if size > _IN_PARTS and not isinstance(body, io.BytesIO):
-            with self._errors(path):  # the parts count only if all arrive; boto3 sets no condition
-                self._s3.upload_fileobj(body, bucket, name, ExtraArgs={"Metadata": metadata})
+            # The parts count only if all arrive. boto3 sets no condition.
+            self._s3.upload_fileobj(body, bucket, name, ExtraArgs={"Metadata": metadata})
             return
         wanted = {} if version == ANY else {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
-            with self._errors(path):
+            with self.errors(path):
                 self._s3.put_object(Bucket=bucket, Key=name, Body=body, Metadata=metadata, **wanted)
         except FileNotFoundError:
             raise (FileNotFoundError if version in (None, ANY) else Changed)(path) from None
@@ -377,21 +383,19 @@ class S3Client:
     def copy(self, source: ObjectInfo, path: str, sha256: str, version: str | None) -> None:
         (from_bucket, from_name), (bucket, name) = bucket_and_name(source.path), bucket_and_name(path)
         extra = {"MetadataDirective": "REPLACE", "Metadata": {SHA256: sha256}, "CopySourceIfMatch": source.version}
-        with self._errors(path):  # a large object is copied in parts, which count only if all are copied
-            self._s3.copy({"Bucket": from_bucket, "Key": from_name}, bucket, name, ExtraArgs=extra)
+        # A large object is copied in parts, which count only if all are copied.
+        self._s3.copy({"Bucket": from_bucket, "Key": from_name}, bucket, name, ExtraArgs=extra)
 
     def delete(self, path: str) -> None:
         bucket, name = bucket_and_name(path)
-        with self._errors(path):
-            self._s3.delete_object(Bucket=bucket, Key=name)
+        self._s3.delete_object(Bucket=bucket, Key=name)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, name = bucket_and_name(prefix)
-        with self._errors(prefix):
-            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
-                _ = page["IsTruncated"]  # the answer is cut if it is not there
-                for entry in page.get("Contents", []):
-                    yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
+        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
+            _ = page["IsTruncated"]  # the answer is cut if it is not there
+            for entry in page.get("Contents", []):
+                yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
 
 
 def _failed(path: str, error: Any) -> Exception:
@@ -434,7 +438,7 @@ def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> 
 def find(path: str) -> ObjectInfo | None:
     """Describes an object; None if it does not exist."""
     try:
-        return with_retries(lambda: client_of(path).find(path), path)
+        return _asked(path, lambda client: client.find(path))
     except FileNotFoundError:
         return None
 
@@ -455,13 +459,13 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     if stop <= start:
         return b""
 
-    def all_of_it() -> bytes:
-        data = client_of(path).get(path, start, stop, version)
+    def all_of_it(client: StoreClient) -> bytes:
+        data = client.get(path, start, stop, version)
         if len(data) < stop - start:
             raise StoreUnavailable(f"its answer about {path} is incomplete")
         return data
 
-    return with_retries(all_of_it, path)
+    return _asked(path, all_of_it)
 
 
 def put(path: str, data: bytes, version: str | None = ANY) -> None:
@@ -478,7 +482,7 @@ def put(path: str, data: bytes, version: str | None = ANY) -> None:
 
 def _put(path: str, body: BinaryIO, version: str | None, sha256: str) -> None:
     with _bucket_is_there(path):
-        with_retries(lambda: client_of(path).put(path, body, version, sha256), path)
+        _asked(path, lambda client: client.put(path, body, version, sha256))
 
 
 def upload(path: str, file: str, sha256: str) -> None:
@@ -499,7 +503,7 @@ def copy(source: ObjectInfo, path: str, sha256: str, version: str | None = ANY) 
     Raises:
         Changed, FileNotFoundError: the source was replaced or removed; or see `put`.
     """
-    with_retries(lambda: client_of(path).copy(source, path, sha256, version), path)
+    _asked(path, lambda client: client.copy(source, path, sha256, version))
 
 
 @contextmanager
@@ -515,7 +519,7 @@ def delete(paths: Iterable[str]) -> None:
 
     def remove(path: str) -> None:
         with suppress(FileNotFoundError):
-            with_retries(lambda: client_of(path).delete(path), path)
+            _asked(path, lambda client: client.delete(path))
 
     paths = list(paths)
     if len(paths) == 1:  # without a thread: a lease is removed when its process ends, which can start none
@@ -528,7 +532,7 @@ def delete(paths: Iterable[str]) -> None:
 def listed(prefix: str) -> list[ObjectInfo]:
     """The objects whose paths begin with a prefix, sorted by path."""
     with _bucket_is_there(prefix):
-        found = with_retries(lambda: list(client_of(prefix).listed(prefix)), prefix)
+        found = _asked(prefix, lambda client: list(client.listed(prefix)))
     return sorted(found, key=lambda each: each.path.encode())
 
 
@@ -571,8 +575,7 @@ class Reader(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found.size}[whence]
-        self._at = max(0, base + offset)
+        self._at = max(0, (0, self._at, self._found.size)[whence] + offset)
         return self._at
 
     def read(self, size: int = -1) -> bytes:
@@ -581,11 +584,6 @@ class Reader(io.RawIOBase):
         stop = self._found.size if size < 0 else min(start + size, self._found.size)
         if stop <= start:
             return b""
-        data = self._range(start, stop)
-        self._at = stop
-        return data
-
-    def _range(self, start: int, stop: int) -> bytes:
         inside = start - self._first
         have = self._window[inside : inside + stop - start] if 0 <= inside < len(self._window) else b""
         if start + len(have) < stop:
@@ -594,6 +592,7 @@ class Reader(io.RawIOBase):
             self._window = get(self._found.path, start, end, self._found.version or None)
             self._first = start
             have += self._window[: stop - start]
+        self._at = stop
         return have
 
 

@@ -20,7 +20,7 @@ from beam_prep.formats.cached_block import ROW_INDEX, ROWS
 from beam_prep.hints import counted
 from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.storage import stores
-from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
+from beam_prep.storage.files import DAMAGED_SUFFIX, delete, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import CONNECTIONS, ObjectInfo, StoreOptions, is_local
 from beam_prep.tokens.batch import Batch, CachePolicy
 
@@ -76,15 +76,13 @@ class TokenCache:
             TokenCacheError: the block is damaged.
         """
         name = self.name(digest)
-        if is_local(self.folder) and not exists(self._path(name, ROWS)):
-            return None
         try:
             rows = read_file(self._path(name, ROWS))
         except FileNotFoundError:
             return None
         try:
-            receipt = cached_block.read_receipt(cached_block.check_whole(rows, name, ROWS), name)
-            cached_block.check_whole(read_file(self._path(name, ROW_INDEX)), name, ROW_INDEX)
+            receipt = BlockReceipt(cached_block.whole(rows, name + ROWS).fact("receipt"))
+            cached_block.whole(read_file(self._path(name, ROW_INDEX)), name + ROW_INDEX)
         except (FormatError, OSError) as error:
             raise TokenCacheError(str(error)) from None
         return receipt

@@ -122,8 +122,8 @@ class Roles:
             line: int64 [rows].
             messages: int64, the role of every message, by row.
         """
-        lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
-        return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
+        lines = np.append(self.line, np.repeat(line, messages.lengths))
+        return replace(self, names=names, line=lines, role=np.append(self.role, messages.flat))
 
     def with_tokens(self, name: str, rows: Ragged, segments: Segments, trained: Array) -> "Roles":
         """Adds the tokens of another output; `trained`: bool [segments]."""
@@ -269,16 +269,16 @@ class Batch(Block):
     @property
     def tokens(self) -> Array:
         """int64 [rows]: tokens of each row's first output of ids, which measures shards."""
-        for name, column in self.schema.items():
-            if column.role == "ids":
-                return self.columns[name].flat_lengths
-        return np.zeros(len(self), np.int64)
+        return self._tokens_by_output()[0]
 
     @property
     def lengths(self) -> Array:
         """int64 [rows]: tokens of each row, in all outputs of ids."""
+        return np.asarray(np.sum(self._tokens_by_output(), axis=0))
+
+    def _tokens_by_output(self) -> list[Array]:
         found = [self.columns[name].flat_lengths for name, column in self.schema.items() if column.role == "ids"]
-        return np.sum(found, axis=0) if found else np.zeros(len(self), np.int64)
+        return found or [np.zeros(len(self), np.int64)]
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "domains", len(self.domain)

@@ -192,7 +192,7 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
         message = "the record has fewer than 2 tokens, so no token follows another"
         batch = batch.reject(batch[output.name].lengths < 2, "too_short_to_shift", message)
     ids = batch[output.name]
-    mask = batch.columns.get(output.mask_name) if output.mask_name is not None else None
+    mask = batch.columns.get(output.mask_name or "")
     labels = ids if mask is None else ids.with_flat(np.where(mask.flat != 0, ids.flat, np.int32(IGNORE_INDEX)))
     columns = {"input_ids": ids, "labels": labels}
     schema = {
@@ -379,7 +379,13 @@ def truncate(
         ValueError: see `check_masked`.
     """
     check_masked(batch)
-    shorter = _shorter(batch, max_seq_len, mode)
+    if mode in ("keep_start", "keep_end"):
+        batch = reject_equal_sides(batch)  # sides that become equal later do so because they are cut
+    columns = {
+        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
+        for name, rows in batch.columns.items()
+    }
+    shorter = batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, max_seq_len, mode)))
     lost = batch.lengths - shorter.lengths
     cut = lost > 0
     if not cut.any():
@@ -392,24 +398,13 @@ def truncate(
             f"a sequence is {lost[row]} tokens longer than {setting} {max_seq_len} ({batch.where(row)}): "
             f"raise {setting}, or choose another truncation_mode"
         )
-    batch = reject_equal_sides(batch)  # sides that become equal later do so because they are cut
-    shorter = _shorter(batch, max_seq_len, mode)
-    lost = batch.lengths - shorter.lengths
     shorter.count(CUT_TOKENS, lost)
-    shorter.count("truncated_rows", lost > 0, once=True)
+    shorter.count("truncated_rows", cut, once=True)
     if mode == "keep_start" and eos_id is not None:
         ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
         ended = [_count(batch[name], eos_id) > _count(shorter[name], eos_id) for name in ids]
         shorter.count("truncated_eos", np.any(ended, axis=0), once=True)
     return shorter
-
-
-def _shorter(batch: Batch, length: int, mode: str) -> Batch:
-    columns = {
-        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, length, mode)
-        for name, rows in batch.columns.items()
-    }
-    return batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, length, mode)))
 
 
 def _count(rows: Ragged, token: int) -> Array:

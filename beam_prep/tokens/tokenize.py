@@ -56,8 +56,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
             the entire block.
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
-    batch.made, batch.counters = dict(rendered.made), dict(rendered.counters)
-    batch.row = rendered.row
+    batch.made, batch.counters, batch.row = dict(rendered.made), dict(rendered.counters), rendered.row
     encoded = {name: _encode(pieces, encoder) for name, pieces in rendered.pieces.items()}
     if reference is not None:
         found = [
@@ -149,9 +148,9 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     begun = np.flatnonzero(pieces.prompt_end > 0)
     # First each segment with borders, then the last character of each prompt: their characters and their tokens.
     ends = pieces.prompt_end[begun]
-    piece = np.concatenate([part[bounded], begun])
-    from_char = np.concatenate([pieces.segments["start"][bounded], ends - 1])
-    to_char = np.concatenate([pieces.segments["stop"][bounded], ends])
+    piece = np.append(part[bounded], begun)
+    from_char = np.append(pieces.segments["start"][bounded], ends - 1)
+    to_char = np.append(pieces.segments["stop"][bounded], ends)
     tokens = np.zeros((2, len(piece)), np.int64)
     by_piece = np.argsort(piece, kind="stable")
     apart = np.zeros(len(pieces.texts), bool)

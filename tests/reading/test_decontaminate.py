@@ -12,7 +12,7 @@ from hypothesis import example, given
 
 import beam_prep as bp
 from beam_prep.reading import decontaminate as module
-from beam_prep.reading.decontaminate import Index, IndexBuilder, Shared, decontaminate
+from beam_prep.reading.decontaminate import Index, Shared, decontaminate
 from beam_prep.reading.records import SHOWN, shown
 
 
@@ -28,9 +28,7 @@ def ngrams(text: str, count: int) -> list[tuple[str, ...]]:
 
 
 def index_of(count: int, references: Sequence[Sequence[str]], file: str = "eval.jsonl") -> Index:
-    builder = IndexBuilder(count)
-    builder.add(file, range(1, len(references) + 1), references)
-    return builder.build()
+    return module.index_of([(file, range(1, len(references) + 1), references)], count)
 
 
 WORD = st.one_of(

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import BinaryIO
 
 from beam_prep.storage.stores import ANY, Changed, ObjectInfo
@@ -15,6 +16,9 @@ class MemoryStore:
         self.clock: Callable[[], float] = lambda: 0.0
         self._writes = 0
         self.read: list[str] = []
+
+    def errors(self, path: str) -> nullcontext[None]:
+        return nullcontext()
 
     def find(self, path: str) -> ObjectInfo:
         if path not in self._objects:

@@ -82,7 +82,8 @@ def test_blocks_have_every_row_once_and_the_digests_of_the_file(
     assert [origin.start for _, origin in found] == np.cumsum([0, *(origin.size for _, origin in found)])[:-1].tolist()
     assert sum(origin.size for _, origin in found) == rows
     assert tree_digest(node for _, origin in found for node in origin.nodes) == digest_of_input(source)
-    assert sum(origin.stored for _, origin in found) == source.size
+    # But for the end of an Arrow stream, of 8 bytes, behind its last rows.
+    assert not rows or 0 <= source.size - sum(origin.stored for _, origin in found) <= 8
     # As large as asked for, but for the last one of a split.
     assert all(len(raw.data) < chunks * CHUNK + 2 * size + 60 for raw, _ in found)
 
