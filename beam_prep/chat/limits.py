@@ -5,6 +5,7 @@ Operations that make much from little (`'a' * 10**10`, `'%999999999d' % 1`, `cen
 
 import re
 import threading
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import jinja2
@@ -45,16 +46,16 @@ class _Spent(threading.local):
     rounds = 0
 
     def __init__(self) -> None:
-        self.weights: dict[int, int] = {}  # id of a record's object or list -> its weight
+        self.weights: dict[int, int] = {}  # id of an object or a list of the record -> its weight; 0: not known yet
 
 
 _SPENT = _Spent()
 
 
-def begin() -> None:
-    """Begins a rendering."""
+def begin(messages: Iterable[Any] = ()) -> None:
+    """Begins a rendering of these messages."""
     _SPENT.made = _SPENT.rounds = 0
-    _SPENT.weights.clear()
+    _SPENT.weights = dict.fromkeys(map(id, messages), 0)
 
 
 def bounded(value: T) -> T:
@@ -106,16 +107,20 @@ def weigh(value: Any) -> int:
         if isinstance(item, str):
             size += len(item)
         elif isinstance(item, list | tuple | dict):
-            raw = getattr(item, "_raw", None)
-            if raw is not None:  # of the record: a template may give it to a macro in each round, but cannot change it
-                if id(raw) not in _SPENT.weights:
-                    _SPENT.weights[id(raw)] = weigh(raw)
-                size += _SPENT.weights[id(raw)]
-            else:
-                inside += [*item, *item.values()] if isinstance(item, dict) else item
+            raw = getattr(item, "_raw", item)
+            weight = _SPENT.weights.get(id(raw))
+            if weight is None and raw is item:
+                inside += _inside(item)
+            else:  # of the record: a template may give it to a macro in each round, but cannot change it
+                weight = _SPENT.weights[id(raw)] = weight or weigh(_inside(raw))
+                size += weight
         expect(size)
     expect(_SPENT.made, MAX_MADE)
     return size
+
+
+def _inside(item: Any) -> list[Any]:
+    return [*item, *item.values()] if isinstance(item, dict) else [*item]
 
 
 def expect_growth(name: str, *given: Any) -> None:

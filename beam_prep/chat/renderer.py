@@ -110,7 +110,7 @@ class Renderer:
             raise Reject("template_error", f"the chat template raised: {error}") from None
 
     def _yielded(self, messages: Sequence[Any], prompt: bool, more: dict[str, Any]) -> list[str]:
-        limits.begin()
+        limits.begin(messages)
         origins.ASKED.texts.clear()
         given = {"documents": None, "tools": None, **self.special_tokens, **self._variables, **more}
         context = self._compiled.new_context(given | {"messages": messages, "add_generation_prompt": prompt})
