@@ -38,7 +38,8 @@ _TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
 """Tags that open the reasoning in a generation prompt."""
 _WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
 _NAMES = re.compile(r"\w+")
-_SEVERAL_WORDS, _NUMBER = re.compile(r"\w\W+\w"), re.compile(r"[0-9]+")
+_SEVERAL_WORDS = re.compile(r"\w\W+\w")
+_NUMBER, _A_NUMBER = re.compile(r"[0-9]+"), "\0"
 
 Gap = tuple[Any, str]
 """(what was said before, the constant before a message's text)."""
@@ -100,7 +101,7 @@ class Facts:
         end_in_history: the special tokens behind answers that a question follows; "": none (other ones than plain_end:
             Apriel 1.6).
         gaps: gap -> (characters of its constant that are not trained, the rests of prompts that the history leaves out
-            there). If a header has no number, the numbers behind it (of calls) are 0.
+            there). If a header has no number, each number behind it (of calls) is `_A_NUMBER`.
         left_out: openings, without blanks, that prompts have behind a header, and history has not (Cohere2 MoE,
             Gemma 4).
         always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none
@@ -227,7 +228,7 @@ class Turns:
         self.places = places(rendering, range(len(messages)))
         self.by_facts = True
         # What renderings of prefixes of this record showed: a long conversation would otherwise take many.
-        self._gaps: dict[Gap, tuple[int, tuple[str, ...]]] = facts.gaps if facts.learning else {}
+        self._gaps: dict[tuple[Gap, bool], tuple[int, tuple[str, ...]]] = {}  # by gap, and whether the turn is plain
         self._cuts: dict[Any, int] = {}
 
     def all(self) -> list[Turn]:
@@ -303,10 +304,14 @@ class Turns:
         """Where the model begins to write in this turn."""
         text, at, facts = self._text, place.after, self._facts
         previous = self._messages[index - 1] if index else {}
-        gap = (place.said, previous.get("role"), "tool_calls" in previous), text[at : place.begin]
-        counted = gap[0], _NUMBER.sub("0", gap[1])
-        sizes = (found.get(key) for found in (facts.gaps, self._gaps) for key in (gap, counted))
-        if (known := next(filter(None, sizes), None)) is not None:
+        context = place.said, previous.get("role"), "tool_calls" in previous
+        gap = context, text[at : place.begin]
+        counted = context, _NUMBER.sub(_A_NUMBER, gap[1])
+        is_plain = are_plain([self._messages[index]])
+        known = facts.gaps.get(gap) or facts.gaps.get(counted)
+        if known is None and not self._tokens.tag.match(text, place.begin):  # else the prompt may have the tag
+            known = self._gaps.get((gap, is_plain)) or self._gaps.get((counted, is_plain))
+        if known is not None:
             begin = at + known[0]
             if not text.startswith(known[1], begin):  # otherwise it begins like the rest of a prompt (DeepSeek-R1)
                 return begin
@@ -315,8 +320,12 @@ class Turns:
         is_repeated = place.said and place.said[2]  # a repeated text follows the header
         is_shown = by_header or (before is None and not facts.learning)
         if is_shown and not is_repeated and at <= begin <= place.begin and not place.silent:
-            has_number = _NUMBER.search(text, at, begin)
-            self._gaps[gap if has_number else counted] = facts.header(begin - at, text[:begin])
+            shown = gap if _NUMBER.search(text, at, begin) else counted
+            found = facts.header(begin - at, text[:begin])
+            if facts.learning:
+                facts.gaps[shown] = found
+            else:
+                self._gaps[shown, is_plain] = found
         return begin
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
@@ -655,9 +664,10 @@ class Turns:
 
     def _cut_end(self, count: int, index: int, place: TurnPlace, at: int) -> int:
         """See `_tail_end`; found by rendering the first messages, once for all messages of a kind with such a tail."""
-        message = self._messages[index]
-        kind = *(key for key, value in message.items() if value), len(message.get("tool_calls") or ())
-        key = kind, count - index, self._messages[count]["role"], self._text[at : place.before]
+        message, following = self._messages[index], self._messages[count]
+        fields = tuple(key for key, value in message.items() if value)
+        calls = len(message.get("tool_calls") or ())
+        key = fields, calls, count - index, following["role"], self._text[at : place.before]
         if place.silent or place.before == END or key not in self._cuts:
             self._cuts[key] = self._cut_by_rendering(count, index, place, at) - at
         return at + self._cuts[key]

@@ -527,3 +527,37 @@ def test_a_longer_conversation_takes_no_more_renderings(source: str, monkeypatch
         assert all(turn.spans and not turn.reason for turn in answers)
         counts.append(0)
     assert counts[1] <= counts[0] < 5
+
+
+OPENING = "{% set ns = namespace(opening='') %}{% for m in messages %}"
+FAST = "{% if m.role == 'user' %}{% set ns.opening = 'fast\n' if m.content == 'fast' else '' %}{% endif %}"
+COUNTED = (
+    "{% set ns = namespace(answers=0) %}{% for m in messages %}{% if m.role == 'user' %}{{ '<s>' + m.content }}"
+    "{% else %}{{ '<|im_start|>' ~ ns.answers ~ ': ' ~ m.content }}{% set ns.answers = ns.answers + 1 %}"
+    "{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>' ~ ns.answers ~ ': ' }}{% endif %}"
+)
+MODES = (
+    OPENING + FAST + HEADER + "{{ ns.opening if m.role == 'assistant' }}{{ m.content }}" + END
+    + PROMPT.replace("{% endif %}", "{{ ns.opening + '<think>\n' }}{% endif %}")
+)  # fmt: skip
+WORDS = each(HEADER + "{{ 'Words: ' if m.content | length > 90 }}{{ m.content }}{{ '<|im_end|>\n' }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "spans"),
+    [
+        (COUNTED, talk(*"qa" * 11), ["a<|im_end|>"] * 11),  # 0 is a number like 10
+        (MODES, talk("fast", "a", "fast", "<think>\nb</think>c"), ["a<|im_end|>", "b</think>c<|im_end|>"]),
+        (
+            WORDS,
+            [say("user", "q"), say("assistant", "a" * 99, name="x"), *talk("q", "a" * 99)],
+            [f"Words: {'a' * 99}<|im_end|>", "turn_begin"],
+        ),
+    ],
+)
+def test_the_header_of_one_turn_is_not_taken_for_another_one(
+    source: str, messages: list[Message], spans: list[str]
+) -> None:
+    found = fresh(source, {}).render(messages)
+    turns = [turn for turn in found.turns if turn.message % 2]
+    assert [turn.reason[0] if turn.reason else found.text[slice(*turn.spans[0])] for turn in turns] == spans
