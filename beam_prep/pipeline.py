@@ -105,9 +105,10 @@ class Pipeline:
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = recipe.tokenizer_of(self.config, tokenizer_path)
         self.compose = recipe.compose(self.config, self.inputs)
-        recipe.chain(self.config, self.tokenizer)  # raises what its steps raise
         # Read once: the data that is compared must be the data in the facts, even if a file changes meanwhile.
         self._references = recipe.references_of(self.config)
+        index = None if self._references is None else self._references.index
+        recipe.chain(self.config, self.tokenizer, references=index)  # raises what its steps raise
         rejected, longest = self.options.max_reject_chars, self.options.max_line_bytes
         self.facts = recipe.facts(self.config, self.tokenizer, rejected, longest, self._references, self.inputs)
         self.about: dict[str, Any] = {}  # further entries of `run.json`

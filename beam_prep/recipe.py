@@ -139,6 +139,8 @@ def chain(
     Raises:
         ConfigError, InputError, TokenizerError: a step cannot be made with this tokenizer.
     """
+    if references is None and (found := references_of(config)) is not None:
+        references = found.index  # read once: for all groups, and for the check
     if config.input.groups is not None:
         return [ByGroup([chain(part, tokenizer, backend, check, references) for part in config.parts()])]
     steps = mask_steps(config, tokenizer, backend, check, references)

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli
+from beam_prep import cli, recipe
 from beam_prep.config import PipelineConfig
+from beam_prep.data.block import Split
+from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import ConfigError, InputError, RunError, StorageError
 from beam_prep.replay import Replay
+from beam_prep.storage.inputs import read_split
 from beam_prep.storage.shipped import IndexFile, read_references, ship_references
-from tests.conftest import ROOT, Command, Run, chat_config, records_of, text_config, tree, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, chat_config, records_of, text_config, tree, write_lines
 from tests.formats.shards import plain
+from tests.reference import ours
 
 CHATS = records_of(ROOT / "examples/data/chat.jsonl")[:120]
 TEXTS = [[message["content"] or "" for message in chat["messages"]] for chat in CHATS]
@@ -167,3 +171,20 @@ def test_an_index_that_is_sent_to_workers_is_the_same(tmp_path: Path) -> None:
     damaged.write_bytes(content)
     with pytest.raises(StorageError, match="cannot be read on this worker"):
         IndexFile(str(damaged)).load()
+
+
+def test_evaluation_data_is_read_once_for_all_groups_and_their_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(recipe, "read_references", lambda *given: read.append(read_references(*given)) or read[-1])
+    against = evaluation(tmp_path / "eval.jsonl")
+    fields = {"sections": [{"field": "text", "action": "train"}]}
+    rows = [{"text": TEXTS[3][-1]}, {"text": "b"}]
+    groups = [{"files": [str(write_lines(tmp_path / name, rows))], **fields} for name in ("a", "b")]
+    rules = config(against)["preprocessing"] | {"min_chars": 0}
+    given = PipelineConfig.from_dict({"input": {"groups": groups}, "preprocessing": rules})
+    (step,) = recipe.chain(given, ours(TOKENIZER_PATH), check="full")
+    against.unlink()  # workers do not have it
+    (block,) = read_split(Split(1, recipe.inputs_of(given, None)[1], 0, -1), CHUNK)
+    assert (step.step()(block).line.tolist(), len(read)) == ([1], 1)
