@@ -363,13 +363,16 @@ class Sample:
         of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
         receipts, shown = [], list[Dropped]()
         for rows in (part.rows for part in self.parts):
-            index, origin = RowIndex.of(rows, np.zeros(len(rows), np.int32), rows.lengths, TEXT_LIMIT), rows.origin
+            one_domain, origin = np.zeros(len(rows), np.int32), rows.origin
+            index = RowIndex.of(rows, one_domain, rows.lengths, TEXT_LIMIT)
             receipts.append(BlockReceipt(index.statistics([""], {})))
             of_files[origin.file] += (len(filled(rows.ledger)), len(rows))
             path, first = origin.source.path, origin.first_byte
             shown += [Dropped(path, first + drop.offset, 0, drop, file=origin.file) for drop in index.shown]
-        kinds = ("blank", "dropped", "rejected", "counter", *ROLE_COUNTS)
-        counts = {kind: sum((Counter(each.counts(kind)) for each in receipts), Counter[str]()) for kind in kinds}
+        counts = dict[str, Counter[str]]()
+        for kind in ("blank", "dropped", "rejected", "counter", *ROLE_COUNTS):
+            of_kind = (Counter(each.counts(kind)) for each in receipts)
+            counts[kind] = sum(of_kind, Counter[str]())
         lines = sum(each["lines"] for each in receipts)
         return Plan(
             shards=(),

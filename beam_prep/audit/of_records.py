@@ -101,8 +101,10 @@ class Hits:
 
     def finding(self, name: str, says: str, mend: str, at_least: float = 0, of: int | None = None) -> Iterator[Finding]:
         """The finding, if more than the share `at_least` of the sample's records, or of `of` places, have it."""
-        seen, every = (self.records, max(1, self.sample.count)) if of is None else (self.count, of)
-        if seen > at_least * every:
+        found, every = self.count, of
+        if every is None:
+            found, every = self.records, max(1, self.sample.count)
+        if found > at_least * every:
             yield Finding(name, says, self.count, self.of, self.records, round(self.tokens), mend, self.example)
 
 

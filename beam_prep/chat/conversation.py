@@ -159,8 +159,11 @@ class Conversations:
             messages, variables: the input of the template.
         """
         *earlier, turn = rendered.turns
-        tokens, text = self._template.tokens, rendered.text[: turn.spans[-1][1]] if turn.spans else ""
-        if rendered.marked or not text or text.endswith(tokens.texts):
+        if rendered.marked or not turn.spans:
+            return rendered
+        *others, (start, until) = turn.spans
+        tokens, text = self._template.tokens, rendered.text[:until]
+        if text.endswith(tokens.texts):
             return rendered
         try:
             longer = self._render(messages, variables)
@@ -168,11 +171,13 @@ class Conversations:
             return rendered  # the template takes no such message there
         begin, stop = next(reversed(longer.turns[turn.message].spans), (0, 0))
         own = [each for each in longer.said if each.index == turn.message]
-        end = longer.text[_end(longer.text, begin, stop, own, tokens) : stop]
+        end_begins = _end(longer.text, begin, stop, own, tokens)
+        end = longer.text[end_begins:stop]
         if not end:
             return rendered
-        spans = (*turn.spans[:-1], (turn.spans[-1][0], len(text + end)))
-        return rendered._replace(text=text + end, turns=[*earlier, turn._replace(spans=spans)])
+        text += end
+        spans = *others, (start, len(text))
+        return rendered._replace(text=text, turns=[*earlier, turn._replace(spans=spans)])
 
     def _chat(self, record: Record) -> _Chat | None:
         rules, sections, roles = self._chat_format.rules, self._output.sections, self._roles

@@ -708,8 +708,10 @@ class Turns:
         if place is None:
             return ()
         found: list[tuple[int, int]] = []
-        first = bisect.bisect_right(self._blocks, min(piece.after for piece in place.pieces), key=itemgetter(1))
-        last = bisect.bisect_left(self._blocks, max(piece.before for piece in place.pieces), key=itemgetter(0))
+        after = min(piece.after for piece in place.pieces)
+        before = max(piece.before for piece in place.pieces)
+        first = bisect.bisect_right(self._blocks, after, key=itemgetter(1))
+        last = bisect.bisect_left(self._blocks, before, key=itemgetter(0))
         for begin, at in self._blocks[first:last]:
             k = self._first_mark(at)
             current = self.places.get(self._trace.marks[k - 1][1]) if k else place

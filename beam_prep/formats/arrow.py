@@ -111,7 +111,8 @@ class BatchWriter(ShardWriter):
             new = columns[column.name]
             new = new.with_flat(cast(new.flat, column.dtype, column.name))
             rows[column.name] = Ragged.concat([self._held[column.name], new]) if self._held else new
-        sizes, start = np.sum([found.flat_lengths * found.flat.itemsize for found in rows.values()], axis=0), 0
+        sizes = np.sum([found.flat_lengths * found.flat.itemsize for found in rows.values()], axis=0)
+        start = 0
         for part in ranges(sizes, self._format.batch_bytes, int(self._format.batch_rows)):
             if part.stop < len(sizes):
                 self._put(self._batch(rows, part))

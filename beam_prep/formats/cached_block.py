@@ -209,7 +209,8 @@ def _row_index(row_index: RowIndex, rejects: list[dict[str, Any]], block: str) -
     # The columns have different lengths, so each is stored as one list, in a single row.
     lists: dict[str, Any] = {name: values.ravel() for name, values in row_index.rows.items()}
     lists |= {f"{_ROLE}{place}": _narrow(counts) for place, counts in by_role}
-    lists |= {name: _narrow(lists[name]) for name in _NARROW} | {"status": row_index.status, _REJECTS: rejects}
+    lists |= {name: _narrow(lists[name]) for name in _NARROW}
+    lists |= {"status": row_index.status, _REJECTS: rejects}
     written = pa.record_batch({name: pa.array([values]) for name, values in lists.items()})
     shown = [asdict(record) for record in row_index.shown]
     facts = {"outcomes": row_index.outcomes, "roles": roles.names, "shown": shown}
@@ -287,7 +288,8 @@ def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
         found[DIGEST + DUPLICATE] = digests.reshape(-1, 2)
     outcomes = [(kind, reason) for kind, reason in sealed.fact("outcomes")]
     roles = RoleCounts(tuple(sealed.fact("roles")), np.cumsum(steps), role, np.stack(counts))
-    return RowIndex(found, found.pop("status"), outcomes, roles, tuple(Drop(**each) for each in sealed.fact("shown")))
+    status, shown = found.pop("status"), tuple(Drop(**each) for each in sealed.fact("shown"))
+    return RowIndex(found, status, outcomes, roles, shown)
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

@@ -175,8 +175,8 @@ def index_of(references: TextsOfFiles, ngram: int) -> Index:
         first, hashes = ngrams(numbers, ngram)
         begins = np.append(0, np.flatnonzero(numbers == _END) + 1)[offsets_of([len(each) for each in texts])]
         without += int((np.diff(np.searchsorted(first, begins)) == 0).sum())
-        files = np.full(len(line), len(paths) - 1, np.int32)
-        parts.append((hashes, first + size, numbers, begins[:-1] + size, files, np.array(line, np.int64)))
+        files, lines = np.full(len(line), len(paths) - 1, np.int32), np.array(line, np.int64)
+        parts.append((hashes, first + size, numbers, begins[:-1] + size, files, lines))
         size += len(numbers)
     hashes, starts, numbers, begins, files, lines = map(np.concatenate, zip(*parts, strict=True))
     hashes, places = np.unique(hashes, return_index=True)  # the first place of each n-gram

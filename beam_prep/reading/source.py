@@ -183,8 +183,12 @@ Line = tuple[bytes, tuple[str, str] | None]
 """A line of JSON without its line end; and (reason, message) if its record is rejected."""
 
 
-def cut_lines(lines: Iterable[Line], block_bytes: int) -> Iterator[tuple[int, bytes, tuple[tuple[int, str, str], ...]]]:
-    """(number of lines, joined lines, `Origin.refused`) of groups of lines that just reach `block_bytes`."""
+Cut = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
+"""(number of lines, joined lines, `Origin.refused`)."""
+
+
+def cut_lines(lines: Iterable[Line], block_bytes: int) -> Iterator[Cut]:
+    """Groups of lines that just reach `block_bytes`."""
     held: list[bytes] = []
     refused: list[tuple[int, str, str]] = []
     size = 0

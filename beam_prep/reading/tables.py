@@ -81,7 +81,8 @@ class Table(Source):
         position, before, start = Position(), 0, part.rows_before
         nodes = _nodes(split.source, files, part) if digests else ()
         cut = cut_lines(self._lines(split.source, files, part, position), block_bytes)
-        for rows, data, refused in itertools.chain([next(cut, (0, b"", ()))], cut):
+        first = next(cut, (0, b"", ()))
+        for rows, data, refused in itertools.chain([first], cut):
             said = repr(refused).encode("utf-8", "backslashreplace") + b"\n" if refused else b""
             digest = hashlib.sha256(b"rows of a table\n" + said + data).hexdigest()
             origin = Origin(

@@ -312,7 +312,8 @@ def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> RowIndex
     Raises:
         ConfigError: the block has no digests for splits.
     """
-    number, order = np.empty(len(row_index["line"]), np.int64), np.argsort(row_index["domain"], kind="stable")
+    number = np.empty(len(row_index["line"]), np.int64)
+    order = np.argsort(row_index["domain"], kind="stable")
     counts = np.bincount(row_index["domain"], minlength=1)
     number[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     row_index = row_index.with_rows(number=number)

@@ -408,7 +408,8 @@ class Layout:
 
     def check_names(self, columns: Sequence[str]) -> None:
         """Raises ConfigError if `names` has a column that is not in `columns`, or a column has no name for a file."""
-        if problems := list(name_problems({**dict(zip(columns, columns, strict=True)), **self.names}, columns)):
+        names = {column: column for column in columns} | dict(self.names)
+        if problems := list(name_problems(names, columns)):
             raise ConfigError("\n".join(f"names: {column}: {text}" for column, text in problems))
 
     def _name(self, column: str) -> str:

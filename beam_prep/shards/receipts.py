@@ -144,8 +144,12 @@ class BlockReceipt:
 def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
     """Counts by kind -> the form of a row, without counts of 0."""
     # As JSON, because a reason from a user's function may be no UTF-8.
-    entries = ((kind, what, count) for kind, found in counts.items() for what, count in found.items())
-    return [{"what": json.dumps([kind, what]), "count": count} for kind, what, count in entries if count]
+    entries = []
+    for kind, found in counts.items():
+        for what, count in found.items():
+            if count:
+                entries.append({"what": json.dumps([kind, what]), "count": count})
+    return entries
 
 
 def count_of(text: str) -> tuple[str, str]:

@@ -71,7 +71,8 @@ class ConfigView:
         given, step = config["input"], config["preprocessing"]
         parts = given.get("groups") or [given]
         by_role = any(section["action"] == "$role" for part in parts for section in _sections(part))
-        fields, borders = [_fields(part) for part in parts], [*itertools.accumulate(group_files, initial=0)]
+        fields = [_fields(part) for part in parts]
+        files = itertools.starmap(range, itertools.pairwise(itertools.accumulate(group_files, initial=0)))
         limit = "max_packed_len" if (longest_row(step) or step["max_seq_len"]) < step["max_seq_len"] else "max_seq_len"
         return cls(
             tuple(dict.fromkeys(name for each in fields for name in each)),
@@ -80,7 +81,7 @@ class ConfigView:
             step[limit],
             limit,
             not parts[0].get("sources") and not parts[0].get("rollouts") and step["padding"] == "none",
-            tuple(zip(fields, map(range, borders, borders[1:]), strict=False)) if given.get("groups") else (),
+            tuple(zip(fields, files, strict=False)) if given.get("groups") else (),
         )
 
     def asked(self, file: int) -> tuple[str, ...]:

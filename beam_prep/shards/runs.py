@@ -207,7 +207,9 @@ class Runs:
         """The merge that makes a shard; `number`: its range of keys. For `most` see `Merge`."""
         every = int(self.bins[part])
         bins = every // int(self.parts.ranges[part])
-        files, width = (self.merged, int(self.width[part])) if self.merges_twice else (self.runs, 0)
+        files, width = self.runs, 0
+        if self.merges_twice:
+            files, width = self.merged, int(self.width[part])
         return Merge(self.facts, files, width, part, number * bins, (number + 1) * bins, every, most)
 
 

@@ -556,7 +556,11 @@ _COMPRESSED = 4
 
 def plain_size(files: Iterable[InputFile]) -> int:
     """Bytes of the files' contents, about."""
-    return sum(file.size * (_COMPRESSED if file.compression or source_of(file.path).is_packed else 1) for file in files)
+    size = 0
+    for file in files:
+        is_packed = file.compression is not None or source_of(file.path).is_packed
+        size += file.size * (_COMPRESSED if is_packed else 1)
+    return size
 
 
 def total_size(files: Iterable[InputFile]) -> int:

@@ -130,8 +130,12 @@ def check_masked(batch: Batch) -> None:
 
 def trained_tokens(columns: Iterable[Column], rows: Mapping[str, Ragged]) -> dict[str, Array]:
     """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
-    marks = [column for column in columns if column.role in ("mask", "labels")]
-    return {each.name: rows[each.name].sums(rows[each.name].flat != NO_LOSS[each.role]) for each in marks}
+    found = {}
+    for column in columns:
+        if column.role in ("mask", "labels"):
+            marks = rows[column.name]
+            found[column.name] = marks.sums(marks.flat != NO_LOSS[column.role])
+    return found
 
 
 def reject_equal_sides(batch: Batch) -> Batch:

@@ -56,7 +56,8 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
             the entire block.
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
-    batch.made, batch.counters, batch.row = dict(rendered.made), dict(rendered.counters), rendered.row
+    batch.made, batch.counters = dict(rendered.made), dict(rendered.counters)
+    batch.row = rendered.row
     encoded = {name: _encode(pieces, encoder) for name, pieces in rendered.pieces.items()}
     if reference is not None:
         found = [

@@ -70,7 +70,9 @@ def digests(receipt: BlockReceipt, token_cache: TokenCache) -> Iterable[Digests]
     if (found := row_index.rows.get(DIGEST + DUPLICATE)) is None:
         raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
     line = row_index["line"].astype(np.int64)
-    yield Digests(found, 0 * line + receipt["file"], 0 * line + receipt["start"], line, row_index["offset"])
+    file = np.full(len(line), receipt["file"], np.int64)
+    start = np.full(len(line), receipt["start"], np.int64)
+    yield Digests(found, file, start, line, row_index["offset"])
 
 
 def by_bucket(batch: list[Digests], buckets: int) -> Iterable[tuple[int, Digests]]:
