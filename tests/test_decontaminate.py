@@ -177,7 +177,12 @@ def test_evaluation_data_is_read_once_for_all_groups_and_their_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Any] = []
-    monkeypatch.setattr(recipe, "read_references", lambda *given: read.append(read_references(*given)) or read[-1])
+
+    def counted(*given: Any) -> Any:
+        read.append(given)
+        return read_references(*given)
+
+    monkeypatch.setattr(recipe, "read_references", counted)
     against = evaluation(tmp_path / "eval.jsonl")
     fields = {"sections": [{"field": "text", "action": "train"}]}
     rows = [{"text": TEXTS[3][-1]}, {"text": "b"}]

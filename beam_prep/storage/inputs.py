@@ -312,8 +312,10 @@ def check_heads(inputs: Sequence[InputFile], fields: Collection[str] = ()) -> No
         if columns is not None:
             if fields and not set(columns) & set(fields):
                 read, there = (some(map(repr, names), _NAMED) for names in (fields, columns))
-                wanted = f"none of the fields that the config reads ({read})"
-                raise InputError(f"{source.path!r} has {wanted}: its columns are {there}")
+                found = (
+                    f"{source.path!r} has none of the fields that the config reads ({read}): its columns are {there}"
+                )
+                raise InputError(found)
             continue
         with open_input(source, size=HEAD_BYTES) as stream:
             read_up_to(stream, HEAD_BYTES)  # raises InputError

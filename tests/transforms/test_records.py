@@ -195,7 +195,7 @@ def test_paths_and_single_names_are_taken(tmp_path: Path) -> None:
     read: Any = bp.ReadJSONL(file)
     assert [each.path for each in read.inputs] == [str(file)]
     assert bp.Shard(tmp_path / "out").output == str(tmp_path / "out")
-    assert bp.KeyRecords(duplicate="text").settings()["keys"].duplicate == ("text",)
+    assert bp.KeyRecords(duplicate="text").duplicate == ("text",)
 
 
 def test_fields_of_two_steps_are_kept() -> None:
