@@ -94,6 +94,12 @@ def chat_config(template: Any = "conversation", **parts: Any) -> dict[str, Any]:
     return {"input": {"sections": sections}, "mask": {"assistant": "train"}, **parts}
 
 
+def chats(**actions: str) -> dict[str, Any]:
+    """An input of messages, or of what becomes messages: field -> action."""
+    rendered = {"template": "conversation"}
+    return {"sections": [{"field": field, "action": action, **rendered} for field, action in actions.items()]}
+
+
 def text_config(**parts: Any) -> dict[str, Any]:
     """A config of texts."""
     return {"input": {"sections": [{"field": "text", "action": "train"}]}, **parts}

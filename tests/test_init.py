@@ -16,7 +16,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.recipe import prepare
 from beam_prep.starter import PLAIN_TEMPLATE, find_shape
 from beam_prep.tokens.batch import Batch
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, says, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, chats, says, write_lines
 from tests.reference import ours
 from tests.test_sources import blocks as blocks_in
 
@@ -42,12 +42,6 @@ def items(**said: str) -> list[dict[str, str]]:
     return [{"from": role, "value": text} for role, text in said.items()]
 
 
-def chat(**actions: str) -> dict[str, Any]:
-    """Sections of messages, or of what becomes messages: field -> action."""
-    rendered = {"template": "conversation"}
-    return {"sections": [{"field": field, "action": action, **rendered} for field, action in actions.items()]}
-
-
 def texts(**actions: str) -> dict[str, Any]:
     """Sections of texts that no template renders."""
     return {"sections": [{"field": field, "action": action} for field, action in actions.items()]}
@@ -55,10 +49,10 @@ def texts(**actions: str) -> dict[str, Any]:
 
 def adapted(name: str, **keys: Any) -> dict[str, Any]:
     """Messages that an adapter makes."""
-    return {"adapter": {"name": name, **keys}, **chat(messages="$role")}
+    return {"adapter": {"name": name, **keys}, **chats(messages="$role")}
 
 
-def sides(prompt: str, made: Callable[..., Any] = chat) -> dict[str, Any]:
+def sides(prompt: str, made: Callable[..., Any] = chats) -> dict[str, Any]:
     """Sources of preference pairs."""
     return {side: made(**{prompt: "mask", side: "train"}) for side in ("chosen", "rejected")}
 
@@ -87,7 +81,7 @@ REFUSED = says(user="Where is {n}?", assistant="No.")
 ROLLOUT = {"prompt_ids": "prompt_ids", "response_ids": "response_ids", "rewards": "rewards", "grouped": False}
 TRAINERS = {"response_ids": "completion_ids", "loss_mask": "completion_mask", "rewards": "reward"}
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "messages under another name": ({"dialog": SAID}, chat(dialog="$role")),
+    "messages under another name": ({"dialog": SAID}, chats(dialog="$role")),
     "messages beside a system text": ({"system": "Be brief.", "dialog": SAID}, adapted("sharegpt", field="dialog")),
     "messages beside the text parts of a system prompt": (
         {"system": [{"type": "text", "text": "Be brief."}], "messages": SAID},
@@ -95,20 +89,20 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "messages of a prompt, and the answer as a text": (
         {"input": says(system="Be brief.", user="Where is {n}?"), "output": "<think>\nHm.\n</think>\nAt {n}."},
-        chat(input="mask", output="train"),
+        chats(input="mask", output="train"),
     ),
     "messages that end with a question, and their answer": (
         {"messages": says(user="Hi", assistant="Hello.") + ASKED, "answer": "At {n}."},
-        chat(messages="mask", answer="train"),
+        chats(messages="mask", answer="train"),
     ),
-    "a chat, and its answer once more": ({"messages": SAID, "answer": "At {n}."}, chat(messages="$role")),
+    "a chat, and its answer once more": ({"messages": SAID, "answer": "At {n}."}, chats(messages="$role")),
     "a source and its translation": (
         {"src": "Where is {n}?", "tgt": "Wo ist {n}?"},
         adapted("alpaca", instruction="src", output="tgt"),
     ),
     "messages of a prompt, and the answers of an agent among the results of its tools": (
         {"prompt": ASKED, "completion": says(assistant="I look.", tool="{n}") + says(assistant="At {n}.")},
-        chat(prompt="mask", completion="$role"),
+        chats(prompt="mask", completion="$role"),
     ),
     "ShareGPT with other speakers": (
         {"conversations": items(human="Where is {n}?", bing="At {n}.")},

@@ -24,6 +24,7 @@ from tests.conftest import (
     TOKENIZER_PATH,
     Command,
     chat_config,
+    chats,
     records_of,
     run_job,
     says,
@@ -238,11 +239,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_that_looks_like_json_is_a_text(answer: str, tmp_path: Path) -> None:
-    sections = [
-        {"field": name, "action": action, "template": "conversation"}
-        for name, action in (("prompt", "mask"), ("completion", "train"))
-    ]
-    given = {**CHAT, "input": {**CHAT["input"], "sections": sections}, "mask": {}}
+    given = {**CHAT, "input": {**CHAT["input"], **chats(prompt="mask", completion="train")}, "mask": {}}
     rows: list[dict[str, Any]] = [{"prompt": answer, "completion": answer}]
     asked, said = says(user=answer), says(assistant=answer)
     found = tokens_of(write(rows, tmp_path / "x"), given)
