@@ -30,7 +30,7 @@ from beam_prep.errors import ConfigError
 from beam_prep.hints import check_least, check_words
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards import pack
-from beam_prep.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.tokens.batch import CUT_TOKENS, Batch, is_role_column
 from beam_prep.tokens.rows import (
     ATTENTION_MASK,
     Padding,
@@ -398,7 +398,7 @@ class Layout:
         if taken := {column.name for column in columns} & {column.name for column in added}:
             raise ValueError(f"columns named {', '.join(sorted(taken))} are added: rename yours")
         written = (*columns, *added, *metadata)
-        names = [column.name for column in written]
+        names = [column.name for column in written if not is_role_column(column)]  # these have no file
         self.check_names(names)
         if unknown := [name for name in self.dtype if name not in names]:
             raise ConfigError(f"dtype: found {unknown[0]!r}, which is not written; columns here: {', '.join(names)}")
