@@ -12,7 +12,6 @@ from hypothesis import example, given
 
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat
-from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.block import ALIVE, Block, InputFile
 from beam_prep.data.ragged import Ragged
@@ -29,15 +28,11 @@ from beam_prep.tokens.rows import RoleMask, TruncationMode, build_mask, pad, spl
 from beam_prep.tokens.tokenize import from_tokens, tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockCoder
+from tests.chat.trained import CHATML, TOKENS, fresh
 from tests.conftest import ROOT, Patch, Run, chat_config, says
 
 TOKENIZER = Tokenizer.load(ROOT / "examples" / "tokenizer")
-SOURCE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
-VOICE = ChatFormat(ChatTemplate(SOURCE, {"bos_token": "<s>", "eos_token": "</s>"}, CONTROLS))
+VOICE = ChatFormat(fresh(CHATML, TOKENS))
 
 TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
 CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")

@@ -11,12 +11,9 @@ import beam_prep as bp
 from beam_prep.audit.of_tokens import roles_without_end
 from beam_prep.config import PipelineConfig
 from beam_prep.sample import sample_of
+from tests.chat.trained import CHATML
 from tests.conftest import TOKENIZER_PATH, Log, Run, chat_config, run_of, says, shared, text_config
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"

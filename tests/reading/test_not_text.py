@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from beam_prep.data.schema import Output, Section
 from beam_prep.first_records import FirstRecords
 from beam_prep.reading.not_text import fields_of_files, text_only
 from beam_prep.storage.files import list_inputs
-from tests.conftest import ROOT, prepared
+from tests.conftest import ROOT, Run, prepared
 
 CHAT = Output("ids", "ids", (Section("messages", "$role", "conversation"),))
 DOCUMENT = Output("ids", "ids", (Section("text", "train"),))
@@ -121,7 +120,7 @@ def test_a_part_that_is_null_is_no_part(rule: Any) -> None:
     assert bp.testing.rejects(prepared(CONFIG, [chat([None])])) == [(0, "unsupported_part")]
 
 
-def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) -> None:
+def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Run) -> None:
     plain, other = chat("What is it?"), chat([{"type": "image", "url": "a"}, {"type": "image", "url": "b"}, ASK])
     done = run(CONFIG, [{**plain, "image": "a.png"}, other], max_reject_rate=1)
     assert [(each["line"], each["reason"]) for each in bp.open(done.output).rejects()] == [(2, "not_text")]

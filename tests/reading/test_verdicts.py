@@ -1,7 +1,6 @@
 """Fields that judge answers: what they mean, which records they mark as bad, and what is said of it before training."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from beam_prep import first_records
 from beam_prep.first_records import FirstRecords
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.storage.files import list_inputs
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Patch, Run
 
 PAIR: dict[str, Any] = {
     "input": {
@@ -209,9 +208,7 @@ def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: P
     assert "records looked at, 'label' (false) in 1:" in told
 
 
-def test_a_run_counts_bad_answers_that_its_start_did_not_see(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_counts_bad_answers_that_its_start_did_not_see(run: Run, monkeypatch: Patch) -> None:
     monkeypatch.setattr(first_records, "LOOKED_AT", 4)
     labels = [True] * 200 + [False] * 3 + [True] * 200
     done = run(PAIR, answered("label", *labels))
