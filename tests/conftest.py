@@ -121,6 +121,21 @@ def write_lines(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
+def words_of(config: Any, folder: Path, tokenizer: Path = TOKENIZER_PATH) -> list[str]:
+    """The options of a command for a config, which is written into the folder."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return ["-c", str(folder / "config.json"), "--tokenizer_path", str(tokenizer)]
+
+
+def flip(path: Path, bit: int | None = None) -> None:
+    """Flips a bit of a file, by default one in its middle; what is linked to the file stays as it is."""
+    data = bytearray(path.read_bytes())
+    place = 4 * len(data) if bit is None else bit
+    data[place // 8] ^= 1 << place % 8
+    path.unlink()
+    path.write_bytes(data)
+
+
 def checkout(folder: Path) -> Path:
     """Makes a folder look like the root of the project, to write in."""
     for name in ("configs", "examples"):

@@ -66,11 +66,7 @@ REFERENCES = [references(1, "hello, b!"), references(2, "LONG long"), references
 SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
 FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
 KEYS = st.tuples(
-    st.booleans(),
-    st.sampled_from([None, "id", "text"]),
-    st.booleans(),
-    FIELDS,
-    st.sampled_from(get_args(Normalize)),
+    st.booleans(), st.sampled_from([None, "id", "text"]), st.booleans(), FIELDS, st.sampled_from(get_args(Normalize))
 )
 MODES: tuple[TruncationMode, ...] = ("keep_start", "keep_end", "drop")
 Step = Callable[[Any], Any]
@@ -106,9 +102,7 @@ PLAIN_CHAT = st.fixed_dictionaries({"messages": st.lists(MESSAGE, min_size=1, ma
 ODD = st.one_of(
     st.fixed_dictionaries({}, optional={"text": st.sampled_from([None, 3, "", "a b c"]), "messages": st.none()}),
     st.fixed_dictionaries({"messages": st.sampled_from([[], "x", [3], [{"role": "user"}], [{"content": "x"}]])}),
-    st.fixed_dictionaries(
-        {"conversations": st.just([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}])}
-    ),
+    st.just({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}]}),
     st.fixed_dictionaries({"instruction": st.just("Say"), "output": SAID}),
 )
 OTHER_LINES = st.sampled_from([b"", b"  ", b"{", b"[1]", b'{"text": "\\ud800"}', b'{"text": 1, "text": 2}'])
@@ -279,9 +273,8 @@ def test_no_block_is_serialised_in_a_whole_run(serialised: list[str], run: Run, 
         return int(estimate(self, value))
 
     monkeypatch.setattr(BlockCoder, "estimate_size", size)
-    result = run(
-        ALL_FORMATS, b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in CHATS), block_bytes=65536
-    )
+    lines = b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in CHATS)
+    result = run(ALL_FORMATS, lines, block_bytes=65536)
     assert result.manifest["totals"]["rows"] == 30
     assert serialised == []
     assert set(sizes) == {"Records", "Rendered", "Batch"}  # it did look, and at elements of every zone

@@ -31,9 +31,7 @@ def config(template: str | None, mask: Any = None, **more: Any) -> dict[str, Any
     return given | more
 
 
-def found(
-    tokenizer: Path, template: str | None, mask: Any = None, rows: list[dict[str, Any]] = ROWS, **more: Any
-) -> list[str]:
+def found(tokenizer: Path, template: str | None, mask: Any = None, rows: Any = ROWS, **more: Any) -> list[str]:
     given = PipelineConfig.from_dict(config(template, mask, **more))
     sample = sample_of([bp.testing.records(rows)], given, bp.Tokenizer.load(tokenizer), [])
     return [f"{finding.says}. To mend it: {finding.mend}" for finding in roles_without_end(sample)]

@@ -274,10 +274,8 @@ def test_a_template_that_asks_for_the_date_gets_one(start: Start, bare: Path) ->
 
 
 def test_lengths_are_those_of_the_records(start: Start) -> None:
-    long = [
-        {"messages": says(user=f"Count from {n}.", assistant=" ".join(map(str, range(n, n + 700))))} for n in range(9)
-    ]
-    config, reasons, _ = start(long)
+    counted = [" ".join(map(str, range(n, n + 700))) for n in range(9)]
+    config, reasons, _ = start([{"messages": says(user="Count.", assistant=said)} for said in counted])
     assert config["preprocessing"]["max_seq_len"] == 4096
     assert "0.0% of all are cut off" in reasons
 
@@ -285,12 +283,8 @@ def test_lengths_are_those_of_the_records(start: Start) -> None:
 def test_odd_records_among_good_ones_are_no_trouble(start: Start, tmp_path: Path) -> None:
     good = [{"messages": says(user=f"Where is {n}?", assistant=f"At {n}.")} for n in range(20)]
     odd: list[dict[str, Any]] = [{"messages": value} for value in (None, 7, "text", [], [1], [{"role": 3}], {"a": 1})]
-    odd += [
-        {},
-        {"chosen": "a", "rejected": []},
-        {"prompt_ids": [True]},
-        {f"name {n}": says(user="x") for n in range(9)},
-    ]
+    odd += [{}, {"chosen": "a", "rejected": []}, {"prompt_ids": [True]}]
+    odd += [{f"name {n}": says(user="x") for n in range(9)}]
     (tmp_path / "input.jsonl").write_bytes(
         b"".join(json.dumps(record).encode() + b"\n" for record in [*good, *odd]) + b'{"messages": "\x1b[31m'
     )
@@ -340,11 +334,7 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(tmp_path: Path, monkeypatch: 
         ("x.jsonl", "a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
         ("a.jsonl", "", "has no record"),
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
-        (
-            "a.jsonl",
-            '{"preferred_output": [{"role": "assistant", "content": "a"}]}\n',
-            "(pairs: 'chosen' and 'rejected')",
-        ),
+        ("a.jsonl", json.dumps({"preferred_output": says(assistant="a")}), "(pairs: 'chosen' and 'rejected')"),
         ("a.jsonl", f'{{"role": "user", "text": "{"How? " * 50}"}}\n', "'role' (a string (\"user\")), 'text'"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
         ("a.jsonl", '{"prompt": "a", "completions": ["b", "c"], "labels": [true, false]}\n', "'labels' (a list)"),
@@ -432,9 +422,7 @@ def test_a_text_that_others_mostly_stand_beside_is_no_document_by_guess() -> Non
     assert found.shape.fields == ("chat",)
 
 
-def test_what_is_said_of_a_document_by_guess_makes_a_config_that_trains_the_answer(
-    start: Start, tmp_path: Path
-) -> None:
+def test_what_is_said_of_a_document_by_guess_makes_a_config_that_trains_answers(start: Start, tmp_path: Path) -> None:
     record = {"gold_text": "At the market.", "prompt": "Where is the post?", "llm_response": "At the market. " * 9}
     config, _, told = start([record])
     line = next(line for line in told.splitlines() if line.startswith("to decide: 'llm_response'"))
