@@ -41,11 +41,9 @@ def talk(*turns: tuple[Any, Any]) -> list[Row]:
 
 class TestShareGPT:
     def test_odd_file(self) -> None:
-        starts_with_gpt, null_value, other_keys, no_field, unknown = records_of(
-            shared("data", "bad", "sharegpt_odd.jsonl")
-        )
+        gpt_first, null_value, other_keys, no_field, unknown = records_of(shared("data", "bad", "sharegpt_odd.jsonl"))
         adapt = adapter("sharegpt")
-        assert outcome(adapt, starts_with_gpt) == {"messages": says(("assistant", "starts with gpt"), ("user", "x"))}
+        assert outcome(adapt, gpt_first) == {"messages": says(("assistant", "starts with gpt"), ("user", "x"))}
         assert outcome(adapt, null_value) == {"messages": says(("user", None), ("assistant", "x"))}
         assert outcome(adapt, other_keys) == {"messages": other_keys["conversations"]}
         assert outcome(adapt, no_field) == no_field

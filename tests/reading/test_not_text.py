@@ -36,11 +36,7 @@ FOUND: dict[str, tuple[dict[str, Any], str, Any]] = {
         [ASK],
     ),
     "a part without a type": (chat([{"image": "a.png"}, ASK]), "'messages[0].content[0]' is a file: ", [ASK]),
-    "a field of the message": (
-        chat("What?", own={"images": ["a.png"]}),
-        "'messages[0].images' holds a file: ",
-        "What?",
-    ),
+    "a message's field": (chat("What?", own={"images": ["a.png"]}), "'messages[0].images' holds a file: ", "What?"),
     "a placeholder before": (
         chat("<image>\nWhat is it?", images=["a.png"]),
         "'messages[0]' has '<image>', which stands for a file of the field 'images': ",

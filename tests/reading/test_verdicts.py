@@ -14,9 +14,7 @@ from beam_prep.storage.files import list_inputs
 from tests.conftest import ROOT, Patch, Run
 
 PAIR: dict[str, Any] = {
-    "input": {
-        "sections": [{"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}],
-    },
+    "input": {"sections": [{"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}]},
     "preprocessing": {"encode": "joint", "eos": "if_missing"},
     "output": {"columns": "labels"},
 }
@@ -93,9 +91,7 @@ def test_documents_and_pairs_have_no_bad_answers() -> None:
         ("weight", (1, 0), {"loss_weights": True}, "weighs the loss by it (output.loss_weights)"),
     ],
 )
-def test_a_field_that_the_config_uses_marks_nothing_as_bad(
-    name: str, values: Any, output: dict[str, Any], says: str
-) -> None:
+def test_a_field_that_is_used_marks_nothing_as_bad(name: str, values: Any, output: dict[str, Any], says: str) -> None:
     config = {**PAIR, "output": {**PAIR["output"], **output}}
     ((found, bad),) = judged(config, answered(name, *values))
     assert found.endswith(f"; the config {says}")
