@@ -47,10 +47,8 @@ def ours() -> Tokenizer:
 
 def spans_of(texts: Sequence[str], seed: int = 0) -> CharSpans:
     """Some spans of each text, empty ones too, in no order inside a text."""
-    choose_ = np.random.default_rng(seed)
-    places = [
-        (place, *sorted(choose_.integers(0, len(text) + 1, 2))) for place, text in enumerate(texts) for _ in "abc"
-    ]
+    drawn = np.random.default_rng(seed)
+    places = [(at, *sorted(drawn.integers(0, len(text) + 1, 2))) for at, text in enumerate(texts) for _ in "abc"]
     return char_spans(places)
 
 

@@ -165,9 +165,7 @@ def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: P
     assert compare(other, ["one two", "three"]) == 2
 
 
-def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(
-    monkeypatch: Patch,
-) -> None:
+def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(monkeypatch: Patch) -> None:
     """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
     ours = loaded(OURS)
     table = token_bytes(ours)

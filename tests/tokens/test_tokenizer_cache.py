@@ -1,5 +1,6 @@
 """A resolved tokenizer that is used again: only where asking would give the same."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -96,11 +97,9 @@ def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: Patch) ->
 
 
 def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
-    answers = iter(["1", "2"])
-    asked = [
-        answer(resolve.remembered(resolve.state_of_folder("org/name"), lambda: files(next(answers)))) for _ in range(2)
-    ]
-    assert asked == ["1", "2"]
+    for wanted in ("1", "2"):
+        found = resolve.remembered(resolve.state_of_folder("org/name"), functools.partial(files, wanted))
+        assert answer(found) == wanted
 
 
 # The folder
