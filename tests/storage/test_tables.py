@@ -134,9 +134,7 @@ def test_an_arrow_file_that_was_cut_between_two_batches_is_an_error(tmp_path: Pa
 
 @BOTH
 @given(st.lists(st.tuples(st.floats(0, 0.9999), st.integers(0, 255)), min_size=1, max_size=3))
-def test_damage_is_an_error_or_changes_only_values(
-    kind: str, tmp_path_factory: Folders, changes: list[tuple[float, int]]
-) -> None:
+def test_damage_is_an_error_or_changes_only_values(kind: str, tmp_path_factory: Folders, changes: Any) -> None:
     """Arrow ends the process where some fields of a footer are wrong: we do not look at these."""
     path = Path(WRITERS[kind](tmp_path_factory.mktemp("bad") / f"a.{kind}", table(60), 20))
     data = bytearray(path.read_bytes())
