@@ -146,10 +146,7 @@ def test_the_plan_is_what_a_sequential_program_does(
     assert [file.index for file in plan.rejects] == list(range(len(rejects)))
     assert {len(file) for file in rejects[:-1]} <= {rejects_per_file}
     assert [place for file in rejects for place in file] == [where for _, where in wanted.rejects]
-    for kind, records, most in (
-        ("rejected", wanted.shown, REJECTS_SHOWN),
-        ("dropped", wanted.drops, DROPS),
-    ):
+    for kind, records, most in (("rejected", wanted.shown, REJECTS_SHOWN), ("dropped", wanted.drops, DROPS)):
         first = [
             record for place, record in enumerate(records) if [r[0] for r in records[:place]].count(record[0]) < most
         ]
