@@ -94,6 +94,12 @@ def chat_config(template: Any = "conversation", **parts: Any) -> dict[str, Any]:
     return {"input": {"sections": sections}, "mask": {"assistant": "train"}, **parts}
 
 
+def chats(**actions: str) -> dict[str, Any]:
+    """An input of messages, or of what becomes messages: field -> action."""
+    rendered = {"template": "conversation"}
+    return {"sections": [{"field": field, "action": action, **rendered} for field, action in actions.items()]}
+
+
 def text_config(**parts: Any) -> dict[str, Any]:
     """A config of texts."""
     return {"input": {"sections": [{"field": "text", "action": "train"}]}, **parts}
@@ -113,6 +119,21 @@ def write_lines(path: Path, rows: Sequence[Any]) -> Path:
     """Writes records as JSONL; gives the path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return path
+
+
+def words_of(config: Any, folder: Path, tokenizer: Path = TOKENIZER_PATH) -> list[str]:
+    """The options of a command for a config, which is written into the folder."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return ["-c", str(folder / "config.json"), "--tokenizer_path", str(tokenizer)]
+
+
+def flip(path: Path, bit: int | None = None) -> None:
+    """Flips a bit of a file, by default one in its middle; what is linked to the file stays as it is."""
+    data = bytearray(path.read_bytes())
+    place = 4 * len(data) if bit is None else bit
+    data[place // 8] ^= 1 << place % 8
+    path.unlink()
+    path.write_bytes(data)
 
 
 def checkout(folder: Path) -> Path:

@@ -28,9 +28,7 @@ def test_two_ways_give_the_same_bytes(run: Run, caplog: Log) -> None:
     assert trees[0] == trees[1]
 
 
-def test_where_gigatoken_does_not_take_a_tokenizer_the_reference_encodes_and_the_run_says_why(
-    run: Run, caplog: Log
-) -> None:
+def test_where_gigatoken_does_not_take_it_the_reference_encodes_and_the_run_says_why(run: Run, caplog: Log) -> None:
     unigram = shared("tokenizers", "t5-small")
     text = text_config(preprocessing={"min_chars": 0})
     rows = b"".join(b'{"text": "number %d"}\n' % number for number in range(5)) + BLANK

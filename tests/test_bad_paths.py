@@ -95,9 +95,7 @@ def test_an_output_may_have_the_longest_name_that_a_file_can_have(tmp_path: Path
 
 
 @pytest.mark.parametrize("option", ["-o", "--cache_dir", "--staging"])
-def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_runs(
-    option: str, tmp_path: Path, command: Command
-) -> None:
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_a_run(option: str, tmp_path: Path, command: Command) -> None:
     folder = os.fsdecode(bytes(tmp_path / "caf") + b"\xe9")
     said = command(*SAMPLE, "-o", tmp_path / "out", option, folder, code=2)
     assert said.endswith("caf\\udce9: this path is not UTF-8: choose another, or rename its folders\n")

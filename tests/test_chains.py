@@ -12,7 +12,6 @@ from hypothesis import example, given
 
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat
-from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.block import ALIVE, Block, InputFile
 from beam_prep.data.ragged import Ragged
@@ -29,15 +28,11 @@ from beam_prep.tokens.rows import RoleMask, TruncationMode, build_mask, pad, spl
 from beam_prep.tokens.tokenize import from_tokens, tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockCoder
+from tests.chat.trained import CHATML, TOKENS, fresh
 from tests.conftest import ROOT, Patch, Run, chat_config, says
 
 TOKENIZER = Tokenizer.load(ROOT / "examples" / "tokenizer")
-SOURCE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
-VOICE = ChatFormat(ChatTemplate(SOURCE, {"bos_token": "<s>", "eos_token": "</s>"}, CONTROLS))
+VOICE = ChatFormat(fresh(CHATML, TOKENS))
 
 TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
 CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
@@ -71,11 +66,7 @@ REFERENCES = [references(1, "hello, b!"), references(2, "LONG long"), references
 SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
 FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
 KEYS = st.tuples(
-    st.booleans(),
-    st.sampled_from([None, "id", "text"]),
-    st.booleans(),
-    FIELDS,
-    st.sampled_from(get_args(Normalize)),
+    st.booleans(), st.sampled_from([None, "id", "text"]), st.booleans(), FIELDS, st.sampled_from(get_args(Normalize))
 )
 MODES: tuple[TruncationMode, ...] = ("keep_start", "keep_end", "drop")
 Step = Callable[[Any], Any]
@@ -111,9 +102,7 @@ PLAIN_CHAT = st.fixed_dictionaries({"messages": st.lists(MESSAGE, min_size=1, ma
 ODD = st.one_of(
     st.fixed_dictionaries({}, optional={"text": st.sampled_from([None, 3, "", "a b c"]), "messages": st.none()}),
     st.fixed_dictionaries({"messages": st.sampled_from([[], "x", [3], [{"role": "user"}], [{"content": "x"}]])}),
-    st.fixed_dictionaries(
-        {"conversations": st.just([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}])}
-    ),
+    st.just({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}]}),
     st.fixed_dictionaries({"instruction": st.just("Say"), "output": SAID}),
 )
 OTHER_LINES = st.sampled_from([b"", b"  ", b"{", b"[1]", b'{"text": "\\ud800"}', b'{"text": 1, "text": 2}'])
@@ -284,9 +273,8 @@ def test_no_block_is_serialised_in_a_whole_run(serialised: list[str], run: Run, 
         return int(estimate(self, value))
 
     monkeypatch.setattr(BlockCoder, "estimate_size", size)
-    result = run(
-        ALL_FORMATS, b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in CHATS), block_bytes=65536
-    )
+    lines = b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in CHATS)
+    result = run(ALL_FORMATS, lines, block_bytes=65536)
     assert result.manifest["totals"]["rows"] == 30
     assert serialised == []
     assert set(sizes) == {"Records", "Rendered", "Batch"}  # it did look, and at elements of every zone

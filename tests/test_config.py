@@ -194,6 +194,7 @@ def dated(day: str) -> dict[str, Any]:
     return {"input": {"sections": [TEXT], "date": day}}
 
 
+MDS = {"storage_format": "mds", "dtype": {"loss_mask": "bool"}}
 KNOWN = "sequence, loss_weights, attention_mask, position_ids, seq_lens, loss_mask"
 
 # (config, where its one problem stands, words of it)
@@ -266,9 +267,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "found 'uint32'; the format 'megatron' has all dtypes but uint32, uint64, float16",
     ),
     (
-        sections(
-            CHAT, output={"storage_format": "mds", "max_tokens_per_shard": 7 * 2**27, "dtype": {"loss_mask": "bool"}}
-        ),
+        sections(CHAT, output={**MDS, "max_tokens_per_shard": 7 * 2**27}),
         "output.max_tokens_per_shard",
         f"found {7 * 2**27}, of 5 bytes each; at most {7 * 2**29 // 5}, because a shard of 'mds' has at most",
     ),
@@ -301,17 +300,9 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (kept(["file"], provenance=True), "output.keep_fields", "found 'file'; the output has a column of this name"),
     (kept(["doc-id"]), "output.keep_fields", "found 'doc-id'; wanted a name of letters, digits and '_'"),
     (kept(["id"], storage_format="megatron"), "output.keep_fields", "the format 'megatron' cannot hold strings"),
-    (
-        kept([], provenance=True, dtype={"offset": "int32"}),
-        "output.dtype.offset",
-        "found 'int32'; it cannot be given here",
-    ),
+    (kept([], provenance=True, dtype={"offset": "int32"}), "output.dtype.offset", "'int32'; it cannot be given here"),
     # names under which columns are written
-    (
-        named({"label": "x"}),
-        "output.names.label",
-        "found 'label', which is not written; columns here: input_ids, labels",
-    ),
+    (named({"label": "x"}), "output.names.label", "'label', which is not written; columns here: input_ids, labels"),
     (named({"labels": "_a"}), "output.names.labels", "letters, digits and '_'"),
     (named({"labels": "Meta"}), "output.names.labels", "reserved"),
     *(

@@ -21,6 +21,9 @@ from tests.engines.jobs import JOBS, run
 LABELS = {"input_ids": "int32", "labels": "int32"}
 SIDES = {"chosen": "int32", "chosen_mask": "int32", "rejected": "int32", "rejected_mask": "int32"}
 
+ROLLOUTS = {"response_ids": "int32", "loss_mask": "int32", "logprobs": "float32", "prompt_ids": "int32"}
+ROLLOUTS |= {"rewards": "float32", "policy_version": "int64"}
+
 # Config -> sample in examples/data, columns with dtypes. The first five are those of seed document 001.
 CONFIGS = {
     "sft_chat": ("chat", {"sequence": "int32", "loss_mask": "bool"}),
@@ -37,17 +40,7 @@ CONFIGS = {
     "sharegpt": ("more/sharegpt", LABELS),
     "tools": ("more/tools", LABELS),
     "dpo_conversation": ("preference", SIDES),
-    "grpo_tokens": (
-        "more/rollout_tokens",
-        {
-            "response_ids": "int32",
-            "loss_mask": "int32",
-            "logprobs": "float32",
-            "prompt_ids": "int32",
-            "rewards": "float32",
-            "policy_version": "int64",
-        },
-    ),
+    "grpo_tokens": ("more/rollout_tokens", ROLLOUTS),
     "rlvr": ("more/rlvr", {"prompt_ids": "int32", "answer": "uint8", "verifier": "uint8"}),
 }
 Outputs = Callable[[str], bp.Dataset]

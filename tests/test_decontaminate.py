@@ -17,7 +17,18 @@ from beam_prep.errors import ConfigError, InputError, RunError, StorageError
 from beam_prep.replay import Replay
 from beam_prep.storage.inputs import read_split
 from beam_prep.storage.shipped import IndexFile, read_references, ship_references
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, chat_config, records_of, text_config, tree, write_lines
+from tests.conftest import (
+    ROOT,
+    TOKENIZER_PATH,
+    Command,
+    Run,
+    chat_config,
+    flip,
+    records_of,
+    text_config,
+    tree,
+    write_lines,
+)
 from tests.formats.shards import plain
 from tests.reference import ours
 
@@ -166,9 +177,8 @@ def test_an_index_that_is_sent_to_workers_is_the_same(tmp_path: Path) -> None:
     source = ship_references(found, str(tmp_path / "staging"))
     assert source.load().find(texts) == found.index.find(texts) != {}
     damaged = Path(source.path).with_name("0" * 32)
-    content = bytearray(Path(source.path).read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
+    damaged.write_bytes(Path(source.path).read_bytes())
+    flip(damaged)
     with pytest.raises(StorageError, match="cannot be read on this worker"):
         IndexFile(str(damaged)).load()
 

@@ -1,6 +1,5 @@
 """`beam-prep run --dry_run`: says what a run would do, does nothing, and is right; what lacks room is said."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from beam_prep.dry_run import DAMAGED, NEW, UNTRUSTED, dry_run
 from beam_prep.storage.claims import Claim
-from tests.conftest import Command, Patch, Run, run_of, text_config, tree
+from tests.conftest import Command, Patch, Run, flip, run_of, text_config, tree, words_of
 from tests.test_refresh import CONFIG, Jobs, texts
 from tests.test_refresh import jobs as jobs
 
@@ -94,10 +93,7 @@ def test_which_fact_changed(jobs: Jobs) -> None:
 
 def test_blocks_that_may_not_be_used(jobs: Jobs) -> None:
     jobs.run()
-    block = max((jobs.folder / "token_cache").rglob("*.arrow"), key=lambda path: path.stat().st_size)
-    data = bytearray(block.read_bytes())
-    data[len(data) // 2] ^= 1
-    block.write_bytes(data)
+    flip(max((jobs.folder / "token_cache").rglob("*.arrow"), key=lambda path: path.stat().st_size))
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
     assert to_do(asked(jobs)) == {DAMAGED: 1, NEW: 1}
     assert to_do(asked(jobs, check="full"))[UNTRUSTED] > 1
@@ -117,11 +113,9 @@ def test_the_output_of_another_job(jobs: Jobs) -> None:
 
 
 def test_the_command(jobs: Jobs, tmp_path: Path, command: Command) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    words = [jobs.inputs / "a.jsonl", "-o", tmp_path / "made", *words_of(CONFIG, tmp_path)]
     before = sorted(tmp_path.rglob("*"))
-    arguments = ["-o", str(tmp_path / "made"), "-c", str(tmp_path / "config.json")]
-    source = str(jobs.inputs / "a.jsonl")
-    said = command("run", source, *arguments, "--tokenizer_path", jobs.tokenizer_path, "--dry_run").splitlines()
+    said = command("run", *words, "--dry_run").splitlines()
     assert said[0] == f"{tmp_path}/made would be made"
     assert said[1] == "blocks: 1; 0 are in the token cache, 1 would be tokenised"
     assert re.match(r"output: at most about [\d.]+ kB would be written \([\d.]+ [GT]B are free\)", said[-1])

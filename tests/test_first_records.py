@@ -11,12 +11,9 @@ import beam_prep as bp
 from beam_prep.audit.of_tokens import roles_without_end
 from beam_prep.config import PipelineConfig
 from beam_prep.sample import sample_of
+from tests.chat.trained import CHATML
 from tests.conftest import TOKENIZER_PATH, Log, Run, chat_config, run_of, says, shared, text_config
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
@@ -34,9 +31,7 @@ def config(template: str | None, mask: Any = None, **more: Any) -> dict[str, Any
     return given | more
 
 
-def found(
-    tokenizer: Path, template: str | None, mask: Any = None, rows: list[dict[str, Any]] = ROWS, **more: Any
-) -> list[str]:
+def found(tokenizer: Path, template: str | None, mask: Any = None, rows: Any = ROWS, **more: Any) -> list[str]:
     given = PipelineConfig.from_dict(config(template, mask, **more))
     sample = sample_of([bp.testing.records(rows)], given, bp.Tokenizer.load(tokenizer), [])
     return [f"{finding.says}. To mend it: {finding.mend}" for finding in roles_without_end(sample)]

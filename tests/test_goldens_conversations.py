@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from tests.conftest import SHARED, records_of, run_job, shared
-from tests.test_material import JOINED, assert_sides, preference_config, rules_of
+from tests.conftest import SHARED, records_of, shared
+from tests.test_material import JOINED, assert_sides, made, preference_config, rules_of
 
 pytestmark = pytest.mark.long
 
@@ -27,12 +27,9 @@ RULES = {"sft_std_lm": {"eos": "if_missing"}, "sft_std_pc": JOINED}
 def run(case: str, config: dict[str, Any], output: Path) -> bp.Dataset:
     """Runs a config over a case's input, in the labels layout unless it says otherwise."""
     name = case.split("__")[1]
-    made = {"mask": {"assistant": "train"}, "output": {"columns": "labels"}, **config}
-    made["preprocessing"] = {"max_seq_len": 1_000_000, "min_chars": 0, **config.get("preprocessing", {})}
     source, tokenizer = shared("goldens", "conversations", case), shared("tokenizers", FOLDERS.get(name, name))
     # What the reference gives is the same: test_backends.py.
-    options = {"tokenizer_backend": "gigatoken", "max_reject_rate": 1, "max_no_loss_rate": 1}
-    return bp.open(run_job(made, source / "input.jsonl", output, tokenizer, **options).output)
+    return made(config, source / "input.jsonl", output, tokenizer, tokenizer_backend="gigatoken")
 
 
 def expected(case: str, name: str = "full") -> list[dict[str, Any]]:
@@ -141,10 +138,8 @@ def test_padded_rows_with_the_real_border(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "bos"), [("full", "strip"), ("bos_by_tokenizer", "tokenizer")])
 def test_the_walkthroughs_last_turn_shifted(name: str, bos: str, tmp_path: Path) -> None:
     case = f"walkthrough_shift__{CHATML}"
-    config = {
-        "input": {"sections": [{**CONVERSATION, "action": "$last"}]},
-        "preprocessing": {"bos": bos, "shift": True},
-    }
+    sections = [{**CONVERSATION, "action": "$last"}]
+    config = {"input": {"sections": sections}, "preprocessing": {"bos": bos, "shift": True}}
     dataset = run(case, config, tmp_path / "out")
     wanted = expected(case, name)
     assert_rows(dataset if len(dataset) == len(wanted) else dataset[: len(wanted)], wanted)

@@ -14,7 +14,7 @@ from beam_prep.dry_run import dry_run
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.pipeline import Pipeline
 from beam_prep.replay import Replay
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, chat_config, text_config, tree, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Run, chat_config, text_config, tree, words_of, write_lines
 from tests.formats.shards import plain
 from tests.test_sources import rows_of, tokens_of, write
 
@@ -167,9 +167,7 @@ def test_a_preview_looks_at_every_group(tmp_path: Path, command: Command) -> Non
         {**TEXT, "files": str(tmp_path / "[0-9]*.jsonl")},
         in_file(tmp_path / "last.jsonl", [{"prompt": "the last", "response": "group"}], PAIR),
     ]
-    given = tmp_path / "config.json"
-    given.write_text(json.dumps(config(groups, preprocessing={"min_chars": 0})))
-    job = ["-c", given, "--tokenizer_path", TOKENIZER_PATH]
+    job = words_of(config(groups, preprocessing={"min_chars": 0}), tmp_path)
     assert "domain last" in command("inspect", *job, "--no_pager", "--grep", "last")
     assert command("audit", *job, code=1).startswith("input.groups[1]:")
 

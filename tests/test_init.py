@@ -16,7 +16,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.recipe import prepare
 from beam_prep.starter import PLAIN_TEMPLATE, find_shape
 from beam_prep.tokens.batch import Batch
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, says, write_lines
+from tests.conftest import ROOT, TOKENIZER_PATH, Command, Patch, chats, says, write_lines
 from tests.reference import ours
 from tests.test_sources import blocks as blocks_in
 
@@ -42,12 +42,6 @@ def items(**said: str) -> list[dict[str, str]]:
     return [{"from": role, "value": text} for role, text in said.items()]
 
 
-def chat(**actions: str) -> dict[str, Any]:
-    """Sections of messages, or of what becomes messages: field -> action."""
-    rendered = {"template": "conversation"}
-    return {"sections": [{"field": field, "action": action, **rendered} for field, action in actions.items()]}
-
-
 def texts(**actions: str) -> dict[str, Any]:
     """Sections of texts that no template renders."""
     return {"sections": [{"field": field, "action": action} for field, action in actions.items()]}
@@ -55,10 +49,10 @@ def texts(**actions: str) -> dict[str, Any]:
 
 def adapted(name: str, **keys: Any) -> dict[str, Any]:
     """Messages that an adapter makes."""
-    return {"adapter": {"name": name, **keys}, **chat(messages="$role")}
+    return {"adapter": {"name": name, **keys}, **chats(messages="$role")}
 
 
-def sides(prompt: str, made: Callable[..., Any] = chat) -> dict[str, Any]:
+def sides(prompt: str, made: Callable[..., Any] = chats) -> dict[str, Any]:
     """Sources of preference pairs."""
     return {side: made(**{prompt: "mask", side: "train"}) for side in ("chosen", "rejected")}
 
@@ -87,7 +81,7 @@ REFUSED = says(user="Where is {n}?", assistant="No.")
 ROLLOUT = {"prompt_ids": "prompt_ids", "response_ids": "response_ids", "rewards": "rewards", "grouped": False}
 TRAINERS = {"response_ids": "completion_ids", "loss_mask": "completion_mask", "rewards": "reward"}
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "messages under another name": ({"dialog": SAID}, chat(dialog="$role")),
+    "messages under another name": ({"dialog": SAID}, chats(dialog="$role")),
     "messages beside a system text": ({"system": "Be brief.", "dialog": SAID}, adapted("sharegpt", field="dialog")),
     "messages beside the text parts of a system prompt": (
         {"system": [{"type": "text", "text": "Be brief."}], "messages": SAID},
@@ -95,20 +89,20 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "messages of a prompt, and the answer as a text": (
         {"input": says(system="Be brief.", user="Where is {n}?"), "output": "<think>\nHm.\n</think>\nAt {n}."},
-        chat(input="mask", output="train"),
+        chats(input="mask", output="train"),
     ),
     "messages that end with a question, and their answer": (
         {"messages": says(user="Hi", assistant="Hello.") + ASKED, "answer": "At {n}."},
-        chat(messages="mask", answer="train"),
+        chats(messages="mask", answer="train"),
     ),
-    "a chat, and its answer once more": ({"messages": SAID, "answer": "At {n}."}, chat(messages="$role")),
+    "a chat, and its answer once more": ({"messages": SAID, "answer": "At {n}."}, chats(messages="$role")),
     "a source and its translation": (
         {"src": "Where is {n}?", "tgt": "Wo ist {n}?"},
         adapted("alpaca", instruction="src", output="tgt"),
     ),
     "messages of a prompt, and the answers of an agent among the results of its tools": (
         {"prompt": ASKED, "completion": says(assistant="I look.", tool="{n}") + says(assistant="At {n}.")},
-        chat(prompt="mask", completion="$role"),
+        chats(prompt="mask", completion="$role"),
     ),
     "ShareGPT with other speakers": (
         {"conversations": items(human="Where is {n}?", bing="At {n}.")},
@@ -280,10 +274,8 @@ def test_a_template_that_asks_for_the_date_gets_one(start: Start, bare: Path) ->
 
 
 def test_lengths_are_those_of_the_records(start: Start) -> None:
-    long = [
-        {"messages": says(user=f"Count from {n}.", assistant=" ".join(map(str, range(n, n + 700))))} for n in range(9)
-    ]
-    config, reasons, _ = start(long)
+    counted = [" ".join(map(str, range(n, n + 700))) for n in range(9)]
+    config, reasons, _ = start([{"messages": says(user="Count.", assistant=said)} for said in counted])
     assert config["preprocessing"]["max_seq_len"] == 4096
     assert "0.0% of all are cut off" in reasons
 
@@ -291,12 +283,8 @@ def test_lengths_are_those_of_the_records(start: Start) -> None:
 def test_odd_records_among_good_ones_are_no_trouble(start: Start, tmp_path: Path) -> None:
     good = [{"messages": says(user=f"Where is {n}?", assistant=f"At {n}.")} for n in range(20)]
     odd: list[dict[str, Any]] = [{"messages": value} for value in (None, 7, "text", [], [1], [{"role": 3}], {"a": 1})]
-    odd += [
-        {},
-        {"chosen": "a", "rejected": []},
-        {"prompt_ids": [True]},
-        {f"name {n}": says(user="x") for n in range(9)},
-    ]
+    odd += [{}, {"chosen": "a", "rejected": []}, {"prompt_ids": [True]}]
+    odd += [{f"name {n}": says(user="x") for n in range(9)}]
     (tmp_path / "input.jsonl").write_bytes(
         b"".join(json.dumps(record).encode() + b"\n" for record in [*good, *odd]) + b'{"messages": "\x1b[31m'
     )
@@ -346,11 +334,7 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(tmp_path: Path, monkeypatch: 
         ("x.jsonl", "a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
         ("a.jsonl", "", "has no record"),
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
-        (
-            "a.jsonl",
-            '{"preferred_output": [{"role": "assistant", "content": "a"}]}\n',
-            "(pairs: 'chosen' and 'rejected')",
-        ),
+        ("a.jsonl", json.dumps({"preferred_output": says(assistant="a")}), "(pairs: 'chosen' and 'rejected')"),
         ("a.jsonl", f'{{"role": "user", "text": "{"How? " * 50}"}}\n', "'role' (a string (\"user\")), 'text'"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
         ("a.jsonl", '{"prompt": "a", "completions": ["b", "c"], "labels": [true, false]}\n', "'labels' (a list)"),
@@ -438,9 +422,7 @@ def test_a_text_that_others_mostly_stand_beside_is_no_document_by_guess() -> Non
     assert found.shape.fields == ("chat",)
 
 
-def test_what_is_said_of_a_document_by_guess_makes_a_config_that_trains_the_answer(
-    start: Start, tmp_path: Path
-) -> None:
+def test_what_is_said_of_a_document_by_guess_makes_a_config_that_trains_answers(start: Start, tmp_path: Path) -> None:
     record = {"gold_text": "At the market.", "prompt": "Where is the post?", "llm_response": "At the market. " * 9}
     config, _, told = start([record])
     line = next(line for line in told.splitlines() if line.startswith("to decide: 'llm_response'"))

@@ -69,10 +69,8 @@ def test_what_is_trained_stands_between_marks(chats: Dataset) -> None:
         trained = row["sequence"][row["loss_mask"]]
         assert "".join(MARKED.findall(body(text))) == chats.tokenizer.decode(trained)
         share = f"{len(trained) / len(row['sequence']):.1%}"
-        header = (
-            f"━━ record {index} · domain __default__ · {len(row['sequence'])} tokens, {len(trained)} trained ({share})"
-        )
-        assert text.plain.startswith(header + "\n")
+        counts = f"{len(row['sequence'])} tokens, {len(trained)} trained ({share})"
+        assert text.plain.startswith(f"━━ record {index} · domain __default__ · {counts}\n")
 
 
 def test_rollouts_exactly(output: Outputs) -> None:
@@ -178,7 +176,7 @@ def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset) -> None:
 
 
 @pytest.mark.parametrize("name", ["bin", "tfrecord"])
-def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_shown(
+def test_by_default_the_first_shortest_longest_and_some_drawn_rows_are_shown(
     run: Run, command: Command, name: str
 ) -> None:
     storage = {"storage_format": name, "max_tokens_per_shard": 2_000}

@@ -30,9 +30,7 @@ ODD = ["", "a\0b", "😀é", "x" * 100_000, '"q"\\', "\u2028", "plain"]
 CARRY = {"id": "string", "score": "float64", "turn": "int64"}
 
 
-def config(
-    formats: Any = "bin", keep_fields: Any = CARRY, provenance: bool = True, **preprocessing: Any
-) -> dict[str, Any]:
+def config(formats: Any = "bin", keep_fields: Any = CARRY, provenance: bool = True, **preprocessing: Any) -> Any:
     output = {"columns": "labels", "storage_format": formats, "keep_fields": keep_fields, "provenance": provenance}
     rules = {"max_seq_len": 16, "min_chars": 1, **preprocessing}
     return text_config(preprocessing=rules, output={**output, "max_tokens_per_shard": 400})

@@ -14,6 +14,7 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import RoleMask, build_mask
 from beam_prep.tokens.tokenize import from_tokens
 from tests.chars import batch_of, outcomes, texts, trained
+from tests.chat.trained import say as said
 from tests.conftest import Run, chat_config, prepared
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"
@@ -25,10 +26,6 @@ OUTPUTS = {
     "prompt": [Section("prompt", "mask", "conversation"), Section("messages", "train", "conversation")],
 }
 NUMBERS = st.one_of(st.sampled_from([0, 1, 0.0, 1.0, 0.5, 2, 1e-12, 1e12]), st.floats(1e-6, 1e6))
-
-
-def said(role: str, content: str, **own: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **own}
 
 
 def output(*sections: Section) -> Output:

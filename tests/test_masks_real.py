@@ -54,10 +54,8 @@ def template(name: str, marked: bool) -> str:
     if name in WITH_VARIANT:
         return (folder / "chat_template_generation.jinja").read_text() if marked else source
     # The same without its marks; a block in their place, which treats white space in the same way.
-    unmarked = re.sub(
-        r"({%-? *)(end)?generation( *-?%})", lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], source
-    )
-    return source if marked else unmarked
+    mark = r"({%-? *)(end)?generation( *-?%})"
+    return source if marked else re.sub(mark, lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], source)
 
 
 @functools.cache

@@ -43,12 +43,16 @@ def records(file: str) -> list[Row]:
     return records_of(DATA / f"{file}.jsonl")
 
 
+def made(config: Row, inputs: Any, output: Path, tokenizer: Path, **options: Any) -> bp.Dataset:
+    """A run; labels in place of masks unless the config has an output of its own."""
+    given = {"mask": {"assistant": "train"}, "output": {"columns": "labels"}, **config}
+    given["preprocessing"] = {"max_seq_len": 1_000_000, "min_chars": 0, **config.get("preprocessing", {})}
+    return bp.open(run_job(given, inputs, output, tokenizer, max_reject_rate=1, max_no_loss_rate=1, **options).output)
+
+
 def run(tokenizer: str, files: tuple[str, ...], config: Row, output: Path, **options: Any) -> bp.Dataset:
-    """A run over files of records; labels in place of masks unless the config has an output of its own."""
-    made = {"mask": {"assistant": "train"}, "output": {"columns": "labels"}, **config}
-    made["preprocessing"] = {"max_seq_len": 1_000_000, "min_chars": 0, **config.get("preprocessing", {})}
-    inputs, limits = [DATA / f"{file}.jsonl" for file in files], {"max_reject_rate": 1, "max_no_loss_rate": 1}
-    return bp.open(run_job(made, inputs, output, FOLDER / tokenizer, **limits, **options).output)
+    """A run over files of records."""
+    return made(config, [DATA / f"{file}.jsonl" for file in files], output, FOLDER / tokenizer, **options)
 
 
 # Conversations, beside transformers.
@@ -177,9 +181,7 @@ def rules_of(run: str) -> Row:
     return rules
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in expected("trl") if case[2] not in ("dpo", "reward_128")], ids="-".join
-)
+@pytest.mark.parametrize("case", [one for one in expected("trl") if one[2] not in ("dpo", "reward_128")], ids="-".join)
 def test_rows_of_sft_trainer(case: Case, tmp_path: Path) -> None:
     tokenizer, file, name = case
     dataset = run(tokenizer, (file,), config_of(file, name), tmp_path / "out")

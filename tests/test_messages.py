@@ -113,9 +113,8 @@ def test_a_format_is_named_with_what_to_type(name: str, content: bytes, said: st
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_list_within_an_object_is_named(name: str, indent: int | None) -> None:
     content = json.dumps({"about": {"a": [1]}, "data": CHATS}, indent=indent).encode()
-    assert told(content, name).endswith(
-        "with its records in the list 'data', wanted JSONL: type: jq -c '.data[]' FILE > NEW"
-    )
+    said = "with its records in the list 'data', wanted JSONL: type: jq -c '.data[]' FILE > NEW"
+    assert told(content, name).endswith(said)
 
 
 @pytest.mark.parametrize("kind", ["csv", "feather"])
@@ -123,9 +122,8 @@ def test_what_a_message_says_to_type_keeps_all_texts_and_digits(kind: str) -> No
     rows = [{"a": "None"}, {"a": "N/A"}, {"a": ""}, {"a": "007"}]
     table = pa.Table.from_pylist(rows if kind == "csv" else [{**row, "p": 1e-12, "m": [row]} for row in rows])
     if kind == "feather":  # as polars writes texts
-        table = table.append_column(
-            "v", pa.array([[row] for row in rows], pa.list_(pa.struct({"a": pa.string_view()})))
-        )
+        views = pa.list_(pa.struct({"a": pa.string_view()}))
+        table = table.append_column("v", pa.array([[row] for row in rows], views))
     write = {"csv": pyarrow.csv.write_csv, "feather": pyarrow.feather.write_feather}
     write[kind](table, f"x.{kind}")
     exec(

@@ -40,7 +40,7 @@ def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset
     plain, named = pair
     assert named.columns == ("tokens", "targets", "places", "seq_lengths")
     assert [(column.name, column.dtype) for column in named.schema] == [
-        *(("tokens", "int32"), ("targets", "int64"), ("places", "int32"), ("seq_lengths", "int32")),
+        *(("tokens", "int32"), ("targets", "int64"), ("places", "int32"), ("seq_lengths", "int32"))
     ]
     assert [column.of for column in named.schema] == [None, *["tokens"] * 3]
     renamed = [{NAMES[name]: value for name, value in as_lists(row).items()} for row in plain]

@@ -195,9 +195,7 @@ def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path,
 
 
 def test_the_docs_list_every_name() -> None:
-    rows = re.findall(
-        r"^\| `([^`]+)` \| (.+) \|$", (ROOT / "docs/renamed.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", (ROOT / "docs/renamed.md").read_text("utf-8"), re.MULTILINE)
     wanted = {f"--{old}": f"`--{new}`" for old, new in hints.RENAMED_OPTIONS.items()}
     wanted |= {old: f"`{new}`" for old, new in hints.RENAMED_KEYS.items()}
     wanted |= {f"bp.{old}": f"`bp.{new}`" for old, new in hints.RENAMED_NAMES.items()}

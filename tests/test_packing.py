@@ -2,7 +2,6 @@
 `truncation_mode: "chunk"`, as a user sees it.
 """
 
-import json
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from tests.conftest import TOKENIZER_PATH, Command, Run, config_of, prepared, run_of, says, write_lines
+from tests.conftest import TOKENIZER_PATH, Command, Run, config_of, prepared, run_of, says, words_of, write_lines
 
 Record = dict[str, Any]
 
@@ -135,6 +134,5 @@ def test_shifted_labels_lose_nothing_at_the_border_of_chunks(run: Run) -> None:
 
 
 def test_a_preview_shows_every_chunk(tmp_path: Path, command: Command) -> None:
-    given, source = tmp_path / "config.json", write_lines(tmp_path / "in.jsonl", [DOCUMENTS[2]])
-    given.write_text(json.dumps(chunked("pretrain_chunks", max_seq_len=40, min_chars=1)))
-    assert "chunk 2 of " in command("inspect", source, "--config", given, "--tokenizer_path", TOKENIZER_PATH)
+    words = words_of(chunked("pretrain_chunks", max_seq_len=40, min_chars=1), tmp_path)
+    assert "chunk 2 of " in command("inspect", write_lines(tmp_path / "in.jsonl", [DOCUMENTS[2]]), *words)

@@ -68,9 +68,8 @@ def test_lines_hold_every_character_and_what_is_trained(text: str, drawn: Any, c
 
     pieces = tokenizer.pieces(ids.tolist())
     for wanted in (True, False):
-        runs = "".join(
-            char for line in lines for place, char in enumerate(line.plain) if is_trained(line, place) == wanted
-        )
+        chars = ((line, place, char) for line in lines for place, char in enumerate(line.plain))
+        runs = "".join(char for line, place, char in chars if is_trained(line, place) == wanted)
         expected = "".join(piece for piece, given in zip(pieces, trained, strict=True) if given == wanted)
         assert "".join(runs.replace("↵", "").split()) == "".join(expected.translate(VISIBLE).split())
 

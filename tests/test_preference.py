@@ -104,12 +104,11 @@ def pairs(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
 
 
 def batch_of(rows: list[tuple[list[int], list[int], list[int]]]) -> Batch:
-    outputs = tuple(
-        bp.Output(side, "ids", (bp.Section(side, "train"),), f"{side}_mask") for side in ("chosen", "rejected")
-    )
+    sides = ("chosen", "rejected")
+    outputs = tuple(bp.Output(side, "ids", (bp.Section(side, "train"),), f"{side}_mask") for side in sides)
     records = bp.testing.records([{} for _ in rows])
     columns, schema = {}, {}
-    for place, side in enumerate(("chosen", "rejected")):
+    for place, side in enumerate(sides):
         columns[side] = bp.Ragged.from_lists([row[0] + row[place + 1] for row in rows])
         masks = [[0] * len(row[0]) + [1] * len(row[place + 1]) for row in rows]
         columns[f"{side}_mask"] = bp.Ragged.from_lists(masks, np.uint8)

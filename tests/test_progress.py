@@ -43,9 +43,7 @@ numbers = st.fixed_dictionaries({"stored": st.integers(0, 10**15), "written": st
 
 
 @given(st.lists(st.tuples(numbers, st.integers(0, 2)), max_size=9), st.integers(20, 200))
-def test_a_report_that_is_read_while_it_is_written_gives_the_same_sums(
-    written: list[tuple[dict[str, int], int]], step: int
-) -> None:
+def test_a_report_read_while_written_gives_the_same_sums(written: list[tuple[dict[str, int], int]], step: int) -> None:
     """Any number of looks, at any bytes, of several workers: complete lines count once."""
     texts = [b"".join(json.dumps(each).encode() + b"\n" for each, worker in written if worker == w) for w in range(3)]
     with tempfile.TemporaryDirectory() as folder:

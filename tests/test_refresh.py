@@ -11,7 +11,7 @@ from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.formats.manifest import output_columns
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage import publish
-from tests.conftest import Log, Patch, run_of, text_config, tree
+from tests.conftest import Log, Patch, flip, run_of, text_config, tree
 
 pytestmark = pytest.mark.long
 
@@ -72,11 +72,7 @@ def test_shards_that_did_not_change_are_linked(jobs: Jobs) -> None:
 
 def test_a_damaged_file_is_not_carried_on(jobs: Jobs, caplog: Log) -> None:
     jobs.run()
-    path = jobs.folder / "out" / "__default__" / "shard_0001.tfrecord"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.unlink()
-    path.write_bytes(data)
+    flip(jobs.folder / "out" / "__default__" / "shard_0001.tfrecord")
     (jobs.inputs / "b.jsonl").write_text(texts("second", 100))
     found = jobs.run()
     assert found["shards_damaged"] == 1

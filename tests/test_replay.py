@@ -17,9 +17,8 @@ LOOP = (
     "{%- for message in messages %}CHECK{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-STRICT = LOOP.replace(
-    "CHECK", "{%- if message.role == 'tool' %}{{ raise_exception('tools are not known') }}{%- endif %}"
-)
+REFUSES = "{%- if message.role == 'tool' %}{{ raise_exception('tools are not known') }}{%- endif %}"
+STRICT = LOOP.replace("CHECK", REFUSES)
 MENDED = LOOP.replace("CHECK", "")
 LOOSE: dict[str, Any] = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
 
@@ -173,21 +172,17 @@ def test_a_folder_of_versions_gets_a_new_one(jobs: Jobs) -> None:
     jobs.check(config(MENDED), "out/1-3")
 
 
-def test_the_command_has_the_limits_of_the_earlier_run_unless_they_are_given(
-    jobs: Jobs, command: Command, monkeypatch: Patch
-) -> None:
+def test_the_command_has_the_earlier_limits_unless_given(jobs: Jobs, command: Command, monkeypatch: Patch) -> None:
     monkeypatch.chdir(jobs.folder)
     jobs.write([*talks(9, (0, 3)), {**talk(9), "more": "more " * 2000}])
     jobs.run(config(), max_line_bytes=5000, max_reject_chars=12)
     Path("new.json").write_text(json.dumps(config(MENDED)))
     replay = ["replay", "out", "-c", "new.json", "--max_reject_rate=1", "--max_no_loss_rate=1"]
-    assert command(*replay, "-o", "new", "--dry_run").startswith(
-        f"would replay 4 rejected records of {jobs.folder}/out\n"
-    )
+    told = command(*replay, "-o", "new", "--dry_run")
+    assert told.startswith(f"would replay 4 rejected records of {jobs.folder}/out\n")
     assert not Path("new").exists()
     assert "\nreplayed: 4 rejected records, of which 2 are rejected no more\n" in command(*replay, "-o", "new")
     assert next(bp.open("new").rejects())["text"] == '{"topic": "o'
-    assert "\nreplayed: 4 rejected records, of which 3 are rejected no more\n" in command(
-        *replay, "-o", "more", "--max_line_bytes=90000"
-    )
+    told = command(*replay, "-o", "more", "--max_line_bytes=90000")
+    assert "\nreplayed: 4 rejected records, of which 3 are rejected no more\n" in told
     assert "or pass --overwrite" in command(*replay, code=4)

@@ -15,7 +15,7 @@ import beam_prep as bp
 from beam_prep.errors import RunError
 from beam_prep.shards.receipts import BORDERS, histogram, quantile
 from beam_prep.shards.report import ConfigView, lines, role_warnings, warnings
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Log, Run, config_of, records_of, run_of, says
+from tests.conftest import ROOT, Command, Log, Run, config_of, records_of, run_of, says, words_of
 
 CHATS = records_of(ROOT / "examples/data/chat.jsonl")
 
@@ -89,7 +89,7 @@ def test_a_role_of_the_mask_that_no_message_has_is_warned_of(run: Run, caplog: L
             {"assistant": "train"},
             "mask",
             ["assistant", *(f"speaker {n}" for n in range(20))],
-            ["speaker"] * 8 + ["12 "],
+            [*["speaker"] * 8, "12 "],
         ),
     ],
 )
@@ -232,9 +232,7 @@ def test_tokens_that_are_cut_off_are_a_share_and_above_5_percent_a_warning(run: 
 def test_a_preview_warns_as_the_run_does(tmp_path: Path, command: Command, run: Run) -> None:
     settings = config("sft_chat", mask={"asistant": "train", "user": "train"}, preprocessing={"max_seq_len": 90})
     result = run(settings, CHATS, max_no_loss_rate=1)
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    words = ("-c", tmp_path / "config.json", "--tokenizer_path", TOKENIZER_PATH, "--no_pager")
-    out = command("inspect", tmp_path / "input.jsonl", *words)
+    out = command("inspect", tmp_path / "input.jsonl", *words_of(settings, tmp_path), "--no_pager")
     assert len(told(result.output)) == 3
     for warning in told(result.output):
         assert f"warning: {warning}\n" in out

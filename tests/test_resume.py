@@ -20,7 +20,19 @@ from beam_prep.shards.receipts import BlockReceipt
 from beam_prep.storage import stores
 from beam_prep.storage.stores import ANY
 from beam_prep.storage.token_cache import TokenCache
-from tests.conftest import ROOT, TOKENIZER_PATH, Command, Folders, chat_config, run_job, run_of, says, tree
+from tests.conftest import (
+    ROOT,
+    TOKENIZER_PATH,
+    Command,
+    Folders,
+    chat_config,
+    flip,
+    run_job,
+    run_of,
+    says,
+    tree,
+    words_of,
+)
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -136,8 +148,7 @@ def test_the_same_job_again_does_nothing_and_says_so(jobs: Jobs, command: Comman
     source = jobs.write("a.jsonl", chat(20))
     jobs.run("a.jsonl")
     before = state(jobs.folder / "out")
-    config = jobs.write("config.json", json.dumps(CONFIG).encode())
-    words = ["run", source, "-o", jobs.folder / "out", "-c", config, "--tokenizer_path", TOKENIZER_PATH]
+    words = ["run", source, "-o", jobs.folder / "out", *words_of(CONFIG, jobs.folder)]
     for options in ([], ["--overwrite"], ["--block_bytes", "131072"]):
         said = command(*words, "--max_reject_rate", "0.2", *options)
         assert said == f"{jobs.folder}/out is up to date: nothing to do\n"
@@ -234,12 +245,6 @@ def test_folders_of_a_run_do_not_lie_in_its_output(name: str, jobs: Jobs) -> Non
 
 ENDINGS = (ROWS, ROW_INDEX)
 LABELS = changed(output__columns="labels")
-
-
-def flip(path: Path, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(data)
 
 
 class Block:

@@ -36,16 +36,8 @@ GROUP: dict[str, Any] = {
     "adv": [0.25, -1, 0],
     "gold": "zwölf",
 }
-SINGLE: dict[str, Any] = {
-    "prompt_ids": [5, 6],
-    "response_ids": [7, 8],
-    "loss_mask": [0, 1],
-    "logprobs": [-0.5, -0.25],
-    "rewards": 1,
-    "version": 3,
-    "adv": 0.25,
-    "gold": "",
-}
+SINGLE: dict[str, Any] = {**GROUP, "response_ids": [7, 8], "loss_mask": [0, 1], "logprobs": [-0.5, -0.25]}
+SINGLE |= {"rewards": 1, "adv": 0.25, "gold": ""}
 
 
 def batch_of(*records: Any, fields: RolloutFields = ALL) -> Batch:

@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import beam_prep as bp
@@ -24,6 +23,7 @@ from tests.conftest import (
     TOKENIZER_PATH,
     Command,
     chat_config,
+    chats,
     records_of,
     run_job,
     says,
@@ -31,6 +31,7 @@ from tests.conftest import (
     write_lines,
 )
 from tests.reference import ours
+from tests.storage.test_tables import WRITERS, saved
 from tests.test_configs import CONFIGS, sample
 
 TEXTS = text_config(preprocessing={"min_chars": 0}, output={"storage_format": "bin"})
@@ -53,20 +54,10 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
 def write(rows: pa.Table | list[dict[str, Any]], path: Path, kind: str = "parquet", group: int = 7) -> str:
     """Rows as a table of some kind; gives its path."""
     rows = rows if isinstance(rows, pa.Table) else table(rows)
-    if kind == "parquet":
-        pq.write_table(rows, path.with_suffix(".parquet"), row_group_size=group)
-        return str(path.with_suffix(".parquet"))
-    folder = path.with_suffix(".set") if kind == "folder" else path.parent
-    folder.mkdir(exist_ok=True)
-    names = [f"{path.stem}-{name}.arrow" for name in "ba"] if kind == "folder" else [f"{path.stem}.arrow"]
-    half = len(rows) // len(names)
-    for part, name in enumerate(names):
-        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
-            stream.write_table(rows[part * half : None if part else half] if kind == "folder" else rows, group)
-    if kind != "folder":
-        return str(folder / names[0])
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
-    return str(folder)
+    if kind == "folder":
+        half = len(rows) // 2
+        return saved(path.with_suffix(".set"), b=rows[:half], a=rows[half:])
+    return WRITERS[kind](path.with_suffix(f".{kind}"), rows, group)
 
 
 def blocks(path: str) -> list[Records]:
@@ -238,11 +229,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_that_looks_like_json_is_a_text(answer: str, tmp_path: Path) -> None:
-    sections = [
-        {"field": name, "action": action, "template": "conversation"}
-        for name, action in (("prompt", "mask"), ("completion", "train"))
-    ]
-    given = {**CHAT, "input": {**CHAT["input"], "sections": sections}, "mask": {}}
+    given = {**CHAT, "input": {**CHAT["input"], **chats(prompt="mask", completion="train")}, "mask": {}}
     rows: list[dict[str, Any]] = [{"prompt": answer, "completion": answer}]
     asked, said = says(user=answer), says(assistant=answer)
     found = tokens_of(write(rows, tmp_path / "x"), given)

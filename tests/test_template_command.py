@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from beam_prep.chat.conversations import CONVERSATIONS
+from tests.chat.trained import CHATML as PLAIN
 from tests.conftest import TOKENIZER_PATH, Command
-from tests.test_first_records import CHATML as PLAIN
 
 CALLS = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}")
 REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system message, please') }}{% endif %}" + PLAIN

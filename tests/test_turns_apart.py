@@ -165,9 +165,8 @@ def test_a_row_that_is_too_long_is_left_out_alone_and_a_record_without_any_is_dr
     assert shown(ds) == [FIRST]
     assert ds.manifest["counters"]["rows_dropped"] == 1
     assert ds.manifest["ledger"]["dropped"] == {"too_long": 1}
-    assert sum(each["trained"] for each in ds.manifest["roles"].values()) == sum(
-        ds.manifest["totals"]["trained"].values()
-    )
+    trained = ds.manifest["totals"]["trained"]
+    assert sum(each["trained"] for each in ds.manifest["roles"].values()) == sum(trained.values())
 
 
 def test_a_record_with_a_turn_that_cannot_be_used_is_rejected_whole() -> None:
@@ -187,10 +186,9 @@ def test_splits_and_copies_take_a_records_rows_together(run: Run) -> None:
 @pytest.mark.parametrize(("action", "template"), [("$last", "conversation"), ("$role", "message")])
 def test_other_sections_are_refused_before_anything_runs(action: str, template: str) -> None:
     section = {"field": "messages", "action": action, "template": template}
+    given = {"input": {"sections": [section], "turns": "apart"}, "mask": {"assistant": "train"}}
     with pytest.raises(ConfigError, match=r"input\.turns: found 'apart'; it works only with sections"):
-        bp.PipelineConfig.from_dict(
-            {"input": {"sections": [section], "turns": "apart"}, "mask": {"assistant": "train"}}
-        )
+        bp.PipelineConfig.from_dict(given)
 
 
 WORDS = st.text("abc xyz", min_size=1, max_size=8).filter(str.strip)

@@ -17,7 +17,7 @@ from beam_prep import cli
 from beam_prep.errors import ConfigError, FormatError, OutputError, RunError
 from beam_prep.storage import stores
 from beam_prep.storage.versions import Versions
-from tests.conftest import ROOT, Patch, Run, run_job, text_config
+from tests.conftest import ROOT, Patch, Run, run_job, text_config, words_of
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -151,9 +151,7 @@ def test_a_version_in_a_store_that_was_removed_by_hand_is_not_counted(store: Mem
     assert Versions(OUT).latest() == "ba"
 
 
-def test_the_next_run_ends_the_removal_of_a_version_in_a_store(
-    store: MemoryStore, run: Run, monkeypatch: Patch
-) -> None:
+def test_the_next_run_ends_the_removal_of_a_stored_version(store: MemoryStore, run: Run, monkeypatch: Patch) -> None:
     run(1, output_dir=OUT, keep_versions=1, version_name="a")
     delete = store.delete
 
@@ -220,9 +218,7 @@ def test_a_version_of_which_a_file_could_not_be_removed_is_removed_by_the_next_r
 
 
 @pytest.mark.parametrize("root", ["mem://bucket/outs", "outs"])
-def test_outputs_of_their_own_are_not_removed_as_old_versions(
-    root: str, store: MemoryStore, run: Run, tmp_path: Path
-) -> None:
+def test_outputs_of_their_own_are_no_old_versions(root: str, store: MemoryStore, run: Run, tmp_path: Path) -> None:
     outs = root if "://" in root else str(tmp_path / root)
     for name in ("chats", "tools"):
         run(3, output_dir=f"{outs}/{name}")
@@ -243,9 +239,7 @@ def test_a_first_version_whose_launch_was_killed_before_latest_is_one(run: Run, 
         cli.main(sys.argv[1:])
     """
     (tmp_path / "in.jsonl").write_text(rows(3))
-    (tmp_path / "config.json").write_text(json.dumps(TEXT))
-    words = ["run", "in.jsonl", "-o", "out", "-c", "config.json", "--keep_versions", "2", "--version_name", "a"]
-    words += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
+    words = ["run", "in.jsonl", "-o", "out", "--keep_versions=2", "--version_name=a", *words_of(TEXT, tmp_path)]
     settings = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), *words], cwd=tmp_path, env=settings)
     assert names(tmp_path / "out") == ["a"]

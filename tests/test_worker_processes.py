@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import Tokenizer, runners
 from beam_prep.data.block import InputFile
 from beam_prep.runners import choose_runner
-from tests.conftest import ROOT, Folders, Log, Patch, text_config
+from tests.conftest import ROOT, Folders, Log, Patch, text_config, words_of
 
 TRAINED = text_config()
 
@@ -45,9 +45,8 @@ class Run:
     """A run of the command line in a process group of its own, as in a terminal, with two workers."""
 
     def __init__(self, source: Path, tokenizer: Path, folder: Path, *python: str) -> None:
-        (folder / "config.json").write_text(json.dumps(TRAINED))
-        command = [sys.executable, *python, "run", str(source), "-o", "out", "-c", "config.json"]
-        command += ["--tokenizer_path", str(tokenizer), "--direct_num_workers=2"]
+        words = [*words_of(TRAINED, folder, tokenizer), "--direct_num_workers=2"]
+        command = [sys.executable, *python, "run", str(source), "-o", "out", *words]
         pipe, here = subprocess.PIPE, {**os.environ, "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
             command, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=here, start_new_session=True
@@ -205,9 +204,7 @@ sys.exit(cli.main())
 
 def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Beam imports them where they are installed; nothing of ours misses them."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(TRAINED))
-    run = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
+    run = ["run", str(source), "-o", str(tmp_path / "out"), *words_of(TRAINED, tmp_path, tokenizer)]
     done = subprocess.run([sys.executable, "-c", LEAN, *run], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "apitools" not in done.stderr
@@ -222,9 +219,7 @@ def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, toke
         (["--direct_running_mode=multi_threading", "--direct_num_workers=2"], "runner: 2 worker threads"),
     ],
 )
-def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
-    monkeypatch: Patch, asked: list[str], how: str
-) -> None:
+def test_large_inputs_get_a_process_a_core_by_default(monkeypatch: Patch, asked: list[str], how: str) -> None:
     monkeypatch.setattr(runners, "cores", lambda: 2)
     assert choose_runner(PipelineOptions(asked), [InputFile("large.jsonl", 64_000_001, 0.0)]).how == how
 
@@ -287,9 +282,8 @@ def test_a_flink_job_uses_all_slots_with_a_process_each(flink: dict[str, Any]) -
     options, how = told("--runner=FlinkRunner", f"--flink_master={flink['address']}")
     assert (options["parallelism"], options["sdk_worker_parallelism"]) == (8, 4)
     assert options["execution_mode_for_batch"] == "BATCH_FORCED"
-    assert how == (
-        "runner: FlinkRunner with execution_mode_for_batch=BATCH_FORCED, parallelism=8, sdk_worker_parallelism=4"
-    )
+    given = "execution_mode_for_batch=BATCH_FORCED, parallelism=8, sdk_worker_parallelism=4"
+    assert how == f"runner: FlinkRunner with {given}"
 
 
 def test_what_was_asked_for_is_left_alone(flink: dict[str, Any]) -> None:

@@ -42,9 +42,8 @@ def elsewhere(tmp_path: Path) -> Iterator[list[str]]:
     theirs = {"TMPDIR": str(tmp_path / "worker"), "XDG_CACHE_HOME": str(tmp_path / "worker"), "PATH": path}
     here = {**os.environ, **theirs, "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "pool.log", "w") as log:
-        pool = subprocess.Popen(
-            command, env=here, cwd=tmp_path / "worker", stdout=log, stderr=log, start_new_session=True
-        )
+        there: Any = {"env": here, "cwd": tmp_path / "worker", "start_new_session": True}
+        pool = subprocess.Popen(command, stdout=log, stderr=log, **there)
     try:
         wait_for(lambda: answers(port))
         yield [*PORTABLE, "--environment_type=EXTERNAL", f"--environment_config=localhost:{port}"]
@@ -72,9 +71,8 @@ def test_relative_paths_are_the_launchers(elsewhere: list[str], tmp_path: Path, 
     shutil.copy(CHAT, tmp_path / "chat.jsonl")
     shutil.copytree(TOKENIZER_PATH, tmp_path / "tokenizer")
     for output, options in (("here", ["--runner=FnApiRunner"]), ("there", elsewhere)):
-        launch = Pipeline(
-            CONFIG, ["*.jsonl"], output, "tokenizer", cache_dir=f"{output}-token cache", staging="staging"
-        )
+        folders = {"cache_dir": f"{output}-token cache", "staging": "staging"}
+        launch = Pipeline(CONFIG, ["*.jsonl"], output, "tokenizer", **folders)
         made = launch.run(options)
         assert made.manifest is not None
         assert [file["path"] for file in made.manifest["inputs"]] == ["chat.jsonl"]

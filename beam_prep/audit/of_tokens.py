@@ -306,21 +306,23 @@ def answers_cut(sample: Sample) -> Iterator[Finding]:
     yield from hits.finding("answers_cut", says, mend, _FEW, sum(len(part.masked) for part in sample.parts))
 
 
-def enough(sizes: Array, least: int) -> int:
-    """The length, `least` or twice, four times ... that, which cuts off at most a share of `_FEW` of all tokens.
+def enough(sizes: Array, least: int, share: float = _FEW) -> int:
+    """The length, `least` or twice, four times ... that, which cuts off at most a share of all tokens.
 
     Args:
         sizes: int64, tokens of rows.
         least: a power of two.
+        share: that may be cut off.
     """
-    while np.maximum(sizes - least, 0).sum() > _FEW * sizes.sum():
+    while np.maximum(sizes - least, 0).sum() > share * sizes.sum():
         least *= 2
     return least
 
 
 def _longer(sample: Sample) -> int:
     """What is enough, above the current length."""
-    return enough(sample.lengths, 1 << (sample.longest or 1).bit_length())
+    share = 0 if sample.config.preprocessing.truncation_mode == "error" else _FEW
+    return enough(sample.lengths, 1 << (sample.longest or 1).bit_length(), share)
 
 
 def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:

@@ -11,12 +11,24 @@ import pytest
 import tokenizers
 
 from beam_prep.audit import CHECKS, Audit, audit
-from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from tests.audit.faults import FAULTS
-from tests.conftest import ROOT, config_of, records_of, shared, write_lines
+from tests.conftest import (
+    ROOT,
+    TOKENIZER_PATH,
+    Command,
+    Patch,
+    chats,
+    config_of,
+    records_of,
+    says,
+    shared,
+    text_config,
+    write_lines,
+)
 
 CHATS = "examples/data/chat.jsonl"
+ENDED = text_config(preprocessing={"eos": "if_missing"})
 OWN = {
     "sft_conversation": (CHATS, set()),
     "sft_chat": (CHATS, set()),
@@ -42,14 +54,9 @@ def names(found: Audit) -> set[str]:
     return {finding.name for finding in found.findings}
 
 
-def of_records(folder: Path, records: list[Any], config: dict[str, Any], tokenizer: str = "") -> Audit:
+def of_records(folder: Path, records: list[Any], config: dict[str, Any], tokenizer: Path = TOKENIZER_PATH) -> Audit:
     path = write_lines(folder / "input.jsonl", records)
-    tokenizer = tokenizer or str(ROOT / "examples" / "tokenizer")
     return audit(str(path), PipelineConfig.from_dict(config), tokenizer)[None]
-
-
-def texts(**parts: Any) -> dict[str, Any]:
-    return {"input": {"sections": [{"field": "text", "action": "train"}]}, **parts}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -83,10 +90,10 @@ def test_of_real_data_only_what_is_true_is_said(config: str, tokenizer: str, dat
 
 def test_a_text_without_eos_and_a_doubled_one(tmp_path: Path) -> None:
     records = [{"text": f"Page {number} is about the sea, the wind and the {number} ships."} for number in range(40)]
-    assert names(of_records(tmp_path, records, texts())) == {"no_end"}
-    assert names(of_records(tmp_path, records, texts(preprocessing={"eos": "if_missing"}))) == set()
+    assert names(of_records(tmp_path, records, text_config())) == {"no_end"}
+    assert names(of_records(tmp_path, records, ENDED)) == set()
     ended = [{"text": record["text"] + "<|im_end|>"} for record in records]
-    (found,) = of_records(tmp_path, ended, texts(preprocessing={"eos": "always"})).findings
+    (found,) = of_records(tmp_path, ended, text_config(preprocessing={"eos": "always"})).findings
     assert (found.name, found.count) == ("double_end", 40)
     assert '"eos": "if_missing"' in found.mend
 
@@ -97,13 +104,11 @@ def test_a_vocabulary_of_four_letters_is_audited(tmp_path: Path) -> None:
     letters.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     records = [{"text": "GATTACA" * (8 + number)} for number in range(9)]
-    assert names(of_records(tmp_path, records, texts(), str(tmp_path))) == {"no_end"}
+    assert names(of_records(tmp_path, records, text_config(), tmp_path)) == {"no_end"}
 
 
 def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Path) -> None:
-    records = [
-        {"prompt": f"Question {number}: what is it?\nAnswer: ", "completion": f"word {number}"} for number in range(9)
-    ]
+    records = [{"prompt": f"Question {n}: what is it?\nAnswer: ", "completion": f"word {n}"} for n in range(9)]
     (found,) = of_records(tmp_path, records, config_of("sft_prompt_completion")).findings
     assert found.name == "prompt_not_prefix"
     assert "is trained whole" in found.says
@@ -111,18 +116,10 @@ def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Pat
 
 
 def test_a_border_that_the_template_writes_is_no_mistake_of_the_data(tmp_path: Path) -> None:
-    sections = [
-        {"field": name, "action": action, "template": "conversation"}
-        for name, action in (("prompt", "mask"), ("completion", "train"))
-    ]
     template = "{% for m in messages %}{{ m.role + ': ' }}{{ m.content + eos_token }}{% endfor %}"
-    records = [
-        {"prompt": [{"role": "user", "content": f"What is {number}?"}], "completion": f"word {number}"}
-        for number in range(9)
-    ]
-    given = {
-        "input": {"sections": sections, "chat_template": template + "{{ 'assistant: ' if add_generation_prompt }}"}
-    }
+    template += "{{ 'assistant: ' if add_generation_prompt }}"
+    records = [{"prompt": says(user=f"What is {number}?"), "completion": f"word {number}"} for number in range(9)]
+    given = {"input": {**chats(prompt="mask", completion="train"), "chat_template": template}}
     found = {each.name: each.mend for each in of_records(tmp_path, records, given).findings}
     assert found["prompt_not_prefix"].startswith("nothing, where the template writes the border")
 
@@ -130,25 +127,22 @@ def test_a_border_that_the_template_writes_is_no_mistake_of_the_data(tmp_path: P
 def test_a_space_of_width_zero_between_words_of_khmer_is_no_control_character(tmp_path: Path) -> None:
     words = "\u1797\u17b6\u179f\u17b6\u200b\u1781\u17d2\u1798\u17c2\u179a\u200b"
     for text, wanted in ((f"{words}7\u200b" * 9 + words, False), (f"\u200bword {words * 9}", True)):
-        found = names(of_records(tmp_path, [{"text": text}], texts(), str(ROOT / "examples" / "tokenizer")))
+        found = names(of_records(tmp_path, [{"text": text}], text_config()))
         assert ("control_characters" in found) == wanted
 
 
 def test_what_the_config_drops_is_a_finding_if_it_is_much(tmp_path: Path) -> None:
     long = "A text about the sea, the wind, and the ships that come home, number "
     records: list[Any] = [{"text": f"{long}{number}"} for number in range(90)] + [{"text": "short"}] * 10
-    config = texts(preprocessing={"eos": "if_missing"})
-    found = of_records(tmp_path, records, config)
+    found = of_records(tmp_path, records, ENDED)
     assert names(found) == {"dropped_too_short", "duplicates"}
     records = records[:90] + [{"text": f"short {number}"} for number in range(4)]
-    assert names(of_records(tmp_path, records, config)) == set()
+    assert names(of_records(tmp_path, records, ENDED)) == set()
 
 
 def test_records_that_differ_in_an_id_that_is_kept_are_copies(tmp_path: Path) -> None:
-    records = [
-        {"text": f"Page {n % 50} is about the sea, the wind, the harbour and the ships.", "id": n} for n in range(90)
-    ]
-    config = texts(preprocessing={"eos": "if_missing"}, output={"keep_fields": ["id"]})
+    records = [{"text": f"Page {n % 50} is about the sea, the wind and the harbour.", "id": n} for n in range(90)]
+    config = text_config(preprocessing={"eos": "if_missing"}, output={"keep_fields": ["id"]})
     assert names(of_records(tmp_path, records, config)) == {"duplicates"}
 
 
@@ -158,7 +152,7 @@ def test_the_share_of_copies_is_that_of_the_input(pairs: int, frequent: int, sha
     written[:pairs] = written[5000 : 5000 + pairs]
     written[2000 : 2000 + frequent] = ["This page has moved. Go to the new address, please."] * frequent
     texts_of = [written[number * 7919 % 10_000] for number in range(10_000)]  # in no order
-    found = of_records(tmp_path, [{"text": text} for text in texts_of], texts(preprocessing={"eos": "if_missing"}))
+    found = of_records(tmp_path, [{"text": text} for text in texts_of], ENDED)
     assert names(found) == ({"duplicates"} if share else set())
     if share:
         said = re.search(r"that is ([\d.]+)% of the input", found.findings[0].says)
@@ -167,23 +161,20 @@ def test_the_share_of_copies_is_that_of_the_input(pairs: int, frequent: int, sha
 
 
 def test_unread_fields_that_repeat_what_is_read_are_no_finding(tmp_path: Path) -> None:
-    chats = records_of(ROOT / CHATS)
+    talks = records_of(ROOT / CHATS)
     config = config_of("sft_conversation")
-    for chat in chats:
+    for chat in talks:
         chat["prompt"] = next(message["content"] for message in chat["messages"] if message["role"] == "user")
-    found = of_records(tmp_path, chats, config)
+    found = of_records(tmp_path, talks, config)
     assert found.findings == ()
     assert "'prompt'" in found.notes[0]
 
 
 def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_path: Path) -> None:
     config = config_of("sft_conversation")
-    asked = {"role": "user", "content": "When?"}
-    silent: list[dict[str, Any]] = [
-        {"role": "assistant", "content": "", key: "So"} for key in ("reasoning", "thinking")
-    ]
-    silent += [{"role": "tool", "content": ""}, {"role": "assistant", "parts": [{"text": "At noon."}]}]
-    head = {"role": "system", "content": ""}
+    head, asked, result = says(system="", user="When?", tool="")
+    silent = [{**says(assistant="")[0], key: "So"} for key in ("reasoning", "thinking")]
+    silent += [result, {"role": "assistant", "parts": [{"text": "At noon."}]}]
     assert "empty_turns" not in names(of_records(tmp_path, [{"messages": [head, asked, *silent]}], config))
     assert "empty_turns" in names(of_records(tmp_path, [{"messages": [asked, {**asked, "content": ""}]}], config))
     of_another_type = {**asked, "role": "assistant", "content": {"thinking": "so", "answer": "Yes."}}
@@ -192,67 +183,51 @@ def test_system_messages_results_and_answers_of_reasoning_may_have_no_text(tmp_p
 
 
 def test_tools_beside_messages_that_are_rendered_alone_are_not_read(tmp_path: Path) -> None:
-    config = json.loads((ROOT / "configs/sft_chat.json").read_text())
-    messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "At nine."}]
     tools = [{"type": "function", "function": {"name": "clock", "description": "Says the time."}}]
-    found = of_records(tmp_path, [{"messages": messages, "tools": tools}], config)
+    records = [{"messages": says(user="When?", assistant="At nine."), "tools": tools}]
+    found = of_records(tmp_path, records, config_of("sft_chat"))
     (finding,) = (each for each in found.findings if each.name == "field_not_read")
     assert finding.mend.startswith('give "template": "conversation" to the section of the messages')
 
 
 def test_keys_and_variables_that_the_template_leaves_out_are_named(tmp_path: Path) -> None:
     config = config_of("sft_conversation")
-    plan: dict[str, Any] = {
-        "role": "assistant",
-        "content": "At nine.",
-        "plan": "Look at the clock",
-        "again": ["At  nine."],
-        "n": "x",
-    }
-    plan["steps"] = [{"name": "look"}]
-    said = {"messages": [{"role": "user", "content": "When?", "agent": "main"}, plan]}
+    asked, plan = says(user="When?", assistant="At nine.")
+    plan |= {"plan": "Look at the clock", "again": ["At  nine."], "n": "x", "steps": [{"name": "look"}]}
+    said = {"messages": [{**asked, "agent": "main"}, plan]}
     kwargs = {"instructions": "Be very brief.", "thinking": True}
     found = of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config)
     unread = "'messages[].plan', 'messages[].steps', 'chat_template_kwargs.instructions'"
     assert found.notes == (f"fields that nothing reads: {unread}",)
     assert of_records(tmp_path, [{**said, "chat_template_kwargs": json.dumps(kwargs)}], config).notes == found.notes
-    template = (
-        "{{ instructions }}{% for m in messages %}{{ m.role ~ m.content ~ m.plan ~ m.steps ~ eos_token }}{% endfor %}"
-    )
-    config["input"]["chat_template"] = template
+    written = "{{ m.role ~ m.content ~ m.plan ~ m.steps ~ eos_token }}"
+    config["input"]["chat_template"] = "{{ instructions }}{% for m in messages %}" + written + "{% endfor %}"
     assert of_records(tmp_path, [{**said, "chat_template_kwargs": kwargs}], config).notes == ()
 
 
 # The command.
 
 
-def test_the_exit_code_says_whether_something_was_found(
-    capsys: pytest.CaptureFixture[str], tokenizer_path: str
-) -> None:
-    good = ["audit", str(ROOT / CHATS), "-c", str(ROOT / "configs/sft_conversation.json")]
-    assert main([*good, "--tokenizer_path", tokenizer_path]) == 0
-    assert capsys.readouterr().out.endswith("nothing found\n")
-    bad = ["audit", str(ROOT / "examples/data/text.jsonl"), "-c", str(ROOT / "configs/pretrain.json")]
-    assert main([*bad, "--tokenizer_path", tokenizer_path]) == 1
-    assert "1. no_end: " in capsys.readouterr().out
-    assert main([*bad, "--tokenizer_path", tokenizer_path, "--json"]) == 1
-    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+def test_the_exit_code_says_whether_something_was_found(command: Command) -> None:
+    good = ["audit", ROOT / CHATS, "-c", ROOT / "configs/sft_conversation.json", "--tokenizer_path", TOKENIZER_PATH]
+    assert command(*good).endswith("nothing found\n")
+    bad = ["audit", ROOT / "examples/data/text.jsonl", "-c", ROOT / "configs/pretrain.json", *good[4:]]
+    assert "1. no_end: " in command(*bad, code=1)
+    (finding,) = json.loads(command(*bad, "--json", code=1))["findings"]
     assert finding["name"] == "no_end"
     assert finding["example"]["offset"] == 0
     assert finding["share_of_tokens"] > 0.9
-    assert main([*good, "--tokenizer_path", tokenizer_path, "--sample", "0"]) == 2
-    assert main(["audit", "nowhere.jsonl", *good[2:], "--tokenizer_path", tokenizer_path]) == 3
-    assert main([*good, "--tokenizer_path", str(ROOT / "docs")]) == 2
+    command(*good, "--sample", "0", code=2)
+    command("audit", "nowhere.jsonl", *good[2:], code=3)
+    command(*good[:-1], ROOT / "docs", code=2)
 
 
-def test_a_terminal_gets_lines_that_fit_and_the_tokens_of_all_columns(
-    tokenizer_path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_lines_that_fit_and_the_tokens_of_all_columns(command: Command, monkeypatch: Patch) -> None:
     monkeypatch.chdir(ROOT)  # a path is not broken
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    main(["audit", "examples/data/rollouts.jsonl", "-c", "configs/grpo.json", "--tokenizer_path", tokenizer_path])
-    lines = capsys.readouterr().out.splitlines()
+    job = ["-c", "configs/grpo.json", "--tokenizer_path", TOKENIZER_PATH]
+    lines = command("audit", "examples/data/rollouts.jsonl", *job, code=1).splitlines()
     assert "43 kept, 2,182 tokens (50.0% trained)" in lines
     assert [line for line in lines if len(line) > 50 and " " in line.strip()] == []
 
@@ -274,15 +249,13 @@ def test_calls_and_reasoning_that_are_written_out_are_no_mistake(content: str, m
     folder = shutil.copytree(ROOT / "examples" / "tokenizer", tmp_path / "tokenizer")
     parsed = json.loads((folder / "tokenizer.json").read_text())
     rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    for number, token in enumerate(
-        ("<tool_call>", "</tool_call>", "<think>", "</think>"), len(parsed["model"]["vocab"])
-    ):
-        parsed["added_tokens"].append({"id": number + 8, "content": token, **rules})
+    first = len(parsed["model"]["vocab"]) + 8
+    for number, token in enumerate(("<tool_call>", "</tool_call>", "<think>", "</think>"), first):
+        parsed["added_tokens"].append({"id": number, "content": token, **rules})
     (folder / "tokenizer.json").write_text(json.dumps(parsed))
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + "{% if false %}<tool_call></tool_call>{% endif %}")
-    messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": content}]
-    config = config_of("sft_conversation")
-    found = of_records(tmp_path, [{"messages": messages}], config, str(folder))
+    records = [{"messages": says(user="What is it?", assistant=content)}]
+    found = of_records(tmp_path, records, config_of("sft_conversation"), folder)
     (finding,) = (each for each in found.findings if each.name == "control_tokens")
     assert finding.mend.startswith(mend)

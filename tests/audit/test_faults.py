@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,11 @@ import pytest
 
 from beam_prep.audit import Audit, audit
 from beam_prep.config import PipelineConfig
-from tests.audit.conftest import own_records, write
+from tests.audit.conftest import write
 from tests.audit.faults import FAULTS, Fault, config, planted
+from tests.conftest import ROOT, records_of
 
-small = cache(own_records)
+CLEAN = records_of(ROOT / "examples/data/chat.jsonl")
 
 
 def run(folder: Path, tokenizer: str, lines: list[str], given: dict[str, Any]) -> Audit:
@@ -54,7 +54,7 @@ ADVISED = {
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_and_its_advice_mends_it(fault: Fault, tmp_path: Path, with_bos: str) -> None:
-    lines, changed = planted(fault, small())
+    lines, changed = planted(fault, CLEAN)
     found = run(tmp_path, with_bos, lines, fault.config).findings
     named = [finding for finding in found if finding.name == fault.finding]
     assert named, [finding.name for finding in found]
@@ -79,7 +79,7 @@ def test_a_planted_fault_is_found_and_its_advice_mends_it(fault: Fault, tmp_path
 
 
 def test_nothing_is_found_in_a_clean_corpus(tmp_path: Path, with_bos: str) -> None:
-    found = run(tmp_path, with_bos, [json.dumps(record) for record in small()], config())
+    found = run(tmp_path, with_bos, [json.dumps(record) for record in CLEAN], config())
     assert found.findings == ()
-    assert found.sample.count == len(small())
+    assert found.sample.count == len(CLEAN)
     assert found.sample.drawn.all

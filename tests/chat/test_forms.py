@@ -87,9 +87,7 @@ def test_a_template_that_takes_the_null_content_of_a_call_gets_it() -> None:
         ("both, otherwise", "object", "auto", BY_KEY, 0),
     ],
 )
-def test_arguments_are_given_as_the_template_takes_them(
-    takes: str, given: str, form: Any, written: str, changed: int
-) -> None:
+def test_arguments_have_the_form_of_the_template(takes: str, given: str, form: Any, written: str, changed: int) -> None:
     text, counted = prepared(TAKES[takes], called(GIVEN[given]), form)
     assert text == f"<|im_start|>user\nHow far?<|im_end|>\n<|im_start|>assistant\ngo {written}<|im_end|>\n"
     assert counted == ({"tool_arguments_changed": [1]} if changed else {})

@@ -83,9 +83,7 @@ NINE = KIMI.replace(
         (NAMED, ["call_xYz", "call_aBc"], ["call_xYz", "call_aBc"]),
     ],
 )
-def test_ids_that_a_template_refuses_are_replaced_in_call_and_result(
-    source: str, ids: list[str], wanted: list[str]
-) -> None:
+def test_refused_ids_are_replaced_in_call_and_result(source: str, ids: list[str], wanted: list[str]) -> None:
     calls = [call_of(name, own) for name, own in zip(("get_tide", "go"), ids, strict=True)]
     text, _ = outcome(source, asked(calls, *({"tool_call_id": own} for own in ids[::-1])), controls=CONTROLS)
     assert re.findall(r"<\|call\|>(\S+) ", text) == wanted

@@ -240,8 +240,6 @@ def test_a_role_that_the_template_does_not_know_can_be_renamed_as_the_message_sa
         ({"role": "assistant", "refusal": "No."}, "message 1 has no content; its keys: ['role', 'refusal']"),
     ],
 )
-def test_a_template_that_fails_on_a_message_says_whether_its_content_is_null_or_absent(
-    message: dict[str, Any], said: str
-) -> None:
+def test_a_template_that_fails_says_whether_a_content_is_null_or_absent(message: dict[str, Any], said: str) -> None:
     (reason, told), _ = steps("{{ messages[1].content + '' }}" + WHOLE, {"messages": [ASKED, message]})
     assert (reason, said in told) == ("template_error", True)

@@ -72,9 +72,7 @@ def check(template: ChatTemplate, messages: list[dict[str, Any]], **variables: A
     first=st.integers(0, 2),
     said=st.lists(st.lists(st.sampled_from(SAID), min_size=4, max_size=4), min_size=1, max_size=5),
 )
-def test_what_is_replayed_is_what_is_rendered(
-    name: str, roles: tuple[str, ...], first: int, said: list[list[str]]
-) -> None:
+def test_a_replay_is_what_is_rendered(name: str, roles: tuple[str, ...], first: int, said: list[list[str]]) -> None:
     """The first of a kind may be any."""
     template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
     plain = [[say(role, f"turn {turn} {n}") for n, role in enumerate(roles)] for turn in range(2)]

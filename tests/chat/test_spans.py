@@ -194,9 +194,7 @@ def test_a_call_that_the_template_joins_to_the_answer_before_it_is_trained(heade
 @pytest.mark.parametrize("end", ["<|im_end|>", "<|im_end|></s>"])
 @pytest.mark.parametrize("between", ["<|im_end|><sep>", "</s><sep>", "<sep>", "<sep>again\n", " Done.<sep>"])
 @pytest.mark.parametrize("call", [False, True])
-def test_what_stands_between_two_answers_is_trained_only_if_it_opens_the_call(
-    end: str, between: str, call: bool
-) -> None:
+def test_what_is_between_two_answers_is_trained_only_if_it_opens_the_call(end: str, between: str, call: bool) -> None:
     """An end token stops the model there, and it writes no separator and no header; so the record is refused."""
     source = (
         "{% for m in messages %}{% set before = loop.previtem.role if not loop.first else '' %}"
@@ -332,9 +330,7 @@ NAMED = each("{{ '[' + m.role + ('\n' if 'x' in m.content else '') + ']' + m.con
         (NAMED, talk("q", "x"), "turn_begin"),
     ],
 )
-def test_what_a_template_writes_elsewhere_too_is_no_answers(
-    source: str, messages: list[Message], wanted: object
-) -> None:
+def test_what_a_template_writes_elsewhere_too_is_no_answers(source: str, messages: list[Message], wanted: Any) -> None:
     assert trained(source, messages, tokens={}, controls=(*CONTROLS, "<u>", "<a>")) == wanted
 
 

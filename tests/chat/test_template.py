@@ -128,10 +128,7 @@ WRITTEN = {
     "generation of a number": "{% generation %}{{ 5 }}{% endgeneration %}",
     "lipsum's friends": "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ joiner(',')() }}",
 }
-REFUSED = {
-    "raise": "{{ raise_exception('no ' + messages[0].role) }}",
-    "mutation": "{% set x = messages.append(1) %}",
-}
+REFUSED = {"raise": "{{ raise_exception('no ' + messages[0].role) }}", "mutation": "{% set x = messages.append(1) %}"}
 
 
 @pytest.mark.parametrize("about", [*WRITTEN, *REFUSED])

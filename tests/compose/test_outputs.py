@@ -139,9 +139,7 @@ def test_datasets_opens_the_output_as_its_splits(plain: Path) -> None:
 # verify
 
 
-def test_a_sound_output_has_no_problems_and_counts_that_do_not_add_up_are_told(
-    sound: Path, plain: Path, told: Told
-) -> None:
+def test_a_sound_output_has_no_problems_and_wrong_sums_are_told(sound: Path, plain: Path, told: Told) -> None:
     assert told(sound) == []
     assert told(plain) == []
     manifest = manifest_of(sound)

@@ -54,9 +54,7 @@ def test_rows_by_index_and_in_a_loop(case: tuple[list[Any], int]) -> None:
 
 
 @given(either, st.slices(8), lengths, st.data())
-def test_a_slice_is_as_good_as_rows_made_anew(
-    case: tuple[list[Any], int], cut: slice, length: int, data: st.DataObject
-) -> None:
+def test_a_slice_is_as_good_as_rows_made_anew(case: Any, cut: slice, length: int, data: st.DataObject) -> None:
     """Slices are views: nothing that is done to one may reach beyond its borders."""
     rows, depth = case
     part, wanted = ragged(case)[cut], rows[cut]

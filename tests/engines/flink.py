@@ -42,7 +42,7 @@ class Cluster:
         task_managers: its TaskManagers, each a `Server`.
     """
 
-    def __init__(self, folder: Path, slots: int, more: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, folder: Path, more: Mapping[str, str]) -> None:
         self._folder = folder
         self._rest, rpc = free_port(), free_port()
         self.address = f"localhost:{self._rest}"
@@ -61,7 +61,7 @@ class Cluster:
             "taskmanager.bind-host": "localhost",
             "taskmanager.memory.process.size": "1400m",
             "taskmanager.memory.managed.size": "128m",
-            "taskmanager.numberOfTaskSlots": slots,
+            "taskmanager.numberOfTaskSlots": 2,
             # Of its default of 512, every task that hands on data in batch mode wants all: small machines run out.
             "taskmanager.network.sort-shuffle.min-buffers": 64,
             "classloader.resolve-order": "parent-first",
@@ -127,29 +127,22 @@ class Cluster:
 
     def wait_for_slots(self, count: int) -> None:
         """Until so many slots are registered, and no more."""
-        await_(
-            lambda: self.slots() == count, f"{count} slots of Flink, last TaskManager", server=self.task_managers[-1]
-        )
+        await_(lambda: self.slots() == count, f"{count} slots of Flink", server=self.task_managers[-1])
 
 
 @contextlib.contextmanager
-def cluster(
-    folder: Path, task_managers: int = 1, slots: int = 2, settings: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Cluster]:
-    """A cluster while the block lasts. Logs lie in the folder.
+def cluster(folder: Path, settings: Mapping[str, str]) -> Iterator[Cluster]:
+    """A cluster with one TaskManager of two slots while the block lasts.
 
     Args:
         folder: for configuration, logs and temporary files.
-        task_managers: how many.
-        slots: of each.
         settings: more of them, of Flink.
     """
-    made = Cluster(folder, slots, settings)
+    made = Cluster(folder, settings)
     with made.job_manager():
         try:
-            for _ in range(task_managers):
-                made.add_task_manager()
-            made.wait_for_slots(task_managers * slots)
+            made.add_task_manager()
+            made.wait_for_slots(2)
             yield made
         finally:
             for server in made.task_managers:
@@ -202,5 +195,5 @@ class Flink:
 @contextlib.contextmanager
 def running(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Flink]:
     """A cluster with one TaskManager of two slots, and its job server. `settings`: more of the cluster."""
-    with cluster(folder / "cluster", settings=settings) as made, job_server(folder / "jobs", made.address) as endpoint:
+    with cluster(folder / "cluster", settings) as made, job_server(folder / "jobs", made.address) as endpoint:
         yield Flink(made, endpoint)

@@ -81,9 +81,7 @@ JOBS = {
         times=6,
     ),
     "chunks, every format": Job(
-        config_of("pretrain_chunks", output=LARGE | {"storage_format": list(FORMAT_NAMES)}),
-        "text.jsonl",
-        times=10,
+        config_of("pretrain_chunks", output=LARGE | {"storage_format": list(FORMAT_NAMES)}), "text.jsonl", times=10
     ),
 }
 

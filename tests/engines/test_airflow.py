@@ -178,12 +178,7 @@ def test_every_choice_of_a_runner_gives_the_same_four_tasks_and_options_that_the
     runner, found = dag
     assert found["import_errors"] == {}
     assert found["dags"] == ["nightly_refresh"]
-    assert found["tasks"] == {
-        "list_inputs": [],
-        "prepare": ["list_inputs"],
-        "verify": ["prepare"],
-        "tell": ["verify"],
-    }
+    assert found["tasks"] == {"list_inputs": [], "prepare": ["list_inputs"], "verify": ["prepare"], "tell": ["verify"]}
     assert (found["catchup"], found["max_active_runs"]) == (False, 1)
     operator = "DataflowStartFlexTemplateOperator" if runner == "dataflow" else "BeamRunPythonPipelineOperator"
     assert operator in found["operators"]

@@ -82,9 +82,7 @@ def test_workers_start_from_the_image_one_thread_a_process(job: dict[str, Any]) 
     assert job["name"] == "chats"
 
 
-def test_the_image_stages_the_job_for_dataflow_to_create(
-    store: Store, built_image: Image, direct_manifest: bytes
-) -> None:
+def test_the_image_stages_a_job_for_dataflow(store: Store, built_image: Image, direct_manifest: bytes) -> None:
     """As in the cloud: the template's launcher wants no job posted, but its request in a file."""
     place = f"{store.url}/staging/template_launches/1/job_object"
     launcher = Path(built_image.environment["FLEX_TEMPLATE_PYTHON_PY_FILE"])
@@ -109,14 +107,8 @@ def manifest(store: Store, output: str) -> bytes:
 def direct_manifest(store: Store) -> bytes:
     """Of the same job, run in this process."""
     form = filled_in(store, "direct")
-    job = Pipeline(
-        form["config"],
-        [form["inputs"]],
-        form["output_dir"],
-        form["tokenizer_path"],
-        max_reject_rate=0.05,
-        block_bytes=65536,
-    )
+    given = (form[name] for name in ("config", "inputs", "output_dir", "tokenizer_path"))
+    job = Pipeline(*given, max_reject_rate=0.05, block_bytes=65536)
     job.run(["--runner=FnApiRunner", *store.options])
     return manifest(store, "direct")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from beam_prep.errors import RunError
-from tests.conftest import ROOT, tree
+from tests.conftest import TOKENIZER_PATH, tree
 from tests.engines.flink import Cluster, Flink
 from tests.engines.jobs import JOBS, run
 from tests.engines.processes import await_
@@ -115,18 +115,8 @@ class Launch:
     def __init__(self, source: Path, output: Path, options: list[str]) -> None:
         config = output.parent / f"{output.name}.json"
         config.write_text(json.dumps(CHAT.config))
-        self.command = [
-            sys.executable,
-            "-m",
-            "beam_prep.cli",
-            "run",
-            "-o",
-            str(output),
-            "-c",
-            str(config),
-            "--overwrite",
-        ]
-        self.command += ["--tokenizer_path", str(ROOT / "examples" / "tokenizer"), "--block_bytes=65536"]
+        self.command = [sys.executable, "-m", "beam_prep.cli", "run", "-o", str(output), "-c", str(config)]
+        self.command += ["--tokenizer_path", str(TOKENIZER_PATH), "--block_bytes=65536", "--overwrite"]
         self.process = subprocess.Popen([*self.command, str(source), *options], stderr=subprocess.PIPE, text=True)
         self._output = output
         self._halted: set[int] = set()
@@ -184,9 +174,7 @@ def test_a_job_whose_launcher_was_killed_never_replaces_a_newer_output(
     assert tree(output) == tree(folder / "newer")
 
 
-def test_a_job_whose_launcher_is_stopped_is_cancelled(
-    flink: Flink, external: list[str], folder: Path, source: Path
-) -> None:
+def test_a_stopped_launcher_cancels_its_job(flink: Flink, external: list[str], folder: Path, source: Path) -> None:
     before = jobs_of(flink.cluster)
     launch = Launch(source, folder / "stopped", [*flink.options, *external])
     try:

@@ -48,9 +48,7 @@ def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dpo_conversation", "grpo", "sft_packed", "tools"])
-def test_the_image_runs_a_config_in_every_format(
-    name: str, built_image: Image, tmp_path: Path, tokenizer_path: str
-) -> None:
+def test_the_image_writes_every_format(name: str, built_image: Image, tmp_path: Path, tokenizer_path: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config_of(name, output={"storage_format": list(FORMAT_NAMES)})))
     arguments = [str(sample(name)), "-o", str(tmp_path / "there"), "-c", str(path), "--tokenizer_path", tokenizer_path]

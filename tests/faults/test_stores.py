@@ -72,10 +72,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     config = {**CONFIG, "output": {**CONFIG["output"], "max_tokens_per_shard": 200_000}}  # type: ignore[dict-item]
     (folder / "config.json").write_text(json.dumps(config))
     before = FileSystems._pipeline_options
-    with (
-        request.param(folder) as server,
-        proxy_before(server.port, preconditions=server.url.startswith("gs")) as proxy,
-    ):
+    with request.param(folder) as server, proxy_before(server.port, preconditions=server.url.startswith("gs")) as proxy:
         FileSystems.set_options(PipelineOptions(list(server.options)))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")

@@ -88,9 +88,7 @@ def by_protobuf(tf: Any, columns: Sequence[Column], data: dict[str, Ragged], row
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=rows_of(), chunk=st.sampled_from([1, 200, 1 << 19]))
-def test_every_row_is_what_protobuf_serialises(
-    tf: Any, drawn: tuple[list[Column], dict[str, Ragged], Any], chunk: int
-) -> None:
+def test_every_row_is_what_protobuf_serialises(tf: Any, drawn: Any, chunk: int) -> None:
     columns, data, _ = drawn
     # The bits of a NaN change on their way through Python.
     data = {name: values.with_flat(np.nan_to_num(values.flat)) for name, values in data.items()}

@@ -105,9 +105,7 @@ def size_of(cache: Path) -> int:
     return sum(path.stat().st_size for path in cache.glob("*-*/**/*.*"))
 
 
-def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
-    output: Make, store: MemoryStore, tmp_path: Path
-) -> None:
+def test_of_a_full_cache_the_least_recently_used_goes_first(output: Make, store: MemoryStore, tmp_path: Path) -> None:
     parts = {"a": [documents([100], first=1000 * number) for number in range(8)]}
     folder, cache = output([IDS, MASK], parts), tmp_path / "cache"
     upload(folder, store)

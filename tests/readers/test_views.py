@@ -257,9 +257,7 @@ def of_part(mixed: Any, name: str) -> list[int]:
 
 
 @given(st.dictionaries(st.sampled_from(sorted(SIZES)), st.floats(0.01, 9), min_size=1), st.integers(1, 300))
-def test_shares_are_exact_and_rows_are_those_of_their_part(
-    domains: Dataset, weights: dict[str, float], samples: int
-) -> None:
+def test_shares_are_exact_and_rows_of_their_part(domains: Dataset, weights: dict[str, float], samples: int) -> None:
     mixed = domains.mixture(weights, samples=samples)
     assert len(mixed) == sum(mixed.quotas.values()) == samples
     for name, quota in mixed.quotas.items():

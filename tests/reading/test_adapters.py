@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,10 @@ from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import ADAPTERS, adapter, fields_read, template_kwargs, tools
 from beam_prep.reading.rollouts import tokenized
 from beam_prep.shards.report import ConfigView
-from tests.conftest import shared
+from tests.conftest import records_of, shared
 
 Row = dict[str, Any]
 _BLANK: list[Any] = ["", " ", [], [""], [{"type": "text", "text": "\n"}]]
-
-
-def rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def outcome(function: Callable[[Any], Any], value: Any) -> Any:
@@ -46,9 +41,9 @@ def talk(*turns: tuple[Any, Any]) -> list[Row]:
 
 class TestShareGPT:
     def test_odd_file(self) -> None:
-        starts_with_gpt, null_value, other_keys, no_field, unknown = rows(shared("data", "bad", "sharegpt_odd.jsonl"))
+        gpt_first, null_value, other_keys, no_field, unknown = records_of(shared("data", "bad", "sharegpt_odd.jsonl"))
         adapt = adapter("sharegpt")
-        assert outcome(adapt, starts_with_gpt) == {"messages": says(("assistant", "starts with gpt"), ("user", "x"))}
+        assert outcome(adapt, gpt_first) == {"messages": says(("assistant", "starts with gpt"), ("user", "x"))}
         assert outcome(adapt, null_value) == {"messages": says(("user", None), ("assistant", "x"))}
         assert outcome(adapt, other_keys) == {"messages": other_keys["conversations"]}
         assert outcome(adapt, no_field) == no_field
@@ -181,7 +176,7 @@ def test_wrong_options_are_errors(name: str, options: Row, message: str) -> None
 
 
 def test_tools_and_variables_of_a_template_are_read() -> None:
-    given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
+    given = records_of(shared("data", "bad", "tool_calls_odd.jsonl"))
     assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
     each = {"tools": ['{"name": "f"}', {"name": "g"}]}  # JSON each, or not
     assert outcome(tools, each) == [{"name": "f"}, {"name": "g"}]

@@ -14,6 +14,7 @@ import beam_prep as bp
 from beam_prep.reading import decontaminate as module
 from beam_prep.reading.decontaminate import Index, Shared, decontaminate
 from beam_prep.reading.records import SHOWN, shown
+from tests.conftest import Patch
 
 
 def words(text: str) -> list[str]:
@@ -77,7 +78,7 @@ def test_what_is_found_is_what_a_set_of_words_finds(given: tuple[int, list[list[
     assert pickle.loads(pickle.dumps(index)).find(texts) == wanted
 
 
-def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "_MULTIPLIER", 1)  # the order of words does not count then
     index = index_of(2, [["one two"]])
     assert index.find(["two one", "three one two", "one twofold", "zone two", "one tw"]) == {

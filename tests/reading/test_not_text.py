@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from beam_prep.data.schema import Output, Section
 from beam_prep.first_records import FirstRecords
 from beam_prep.reading.not_text import fields_of_files, text_only
 from beam_prep.storage.files import list_inputs
-from tests.conftest import ROOT, prepared
+from tests.conftest import ROOT, Run, prepared
 
 CHAT = Output("ids", "ids", (Section("messages", "$role", "conversation"),))
 DOCUMENT = Output("ids", "ids", (Section("text", "train"),))
@@ -37,11 +36,7 @@ FOUND: dict[str, tuple[dict[str, Any], str, Any]] = {
         [ASK],
     ),
     "a part without a type": (chat([{"image": "a.png"}, ASK]), "'messages[0].content[0]' is a file: ", [ASK]),
-    "a field of the message": (
-        chat("What?", own={"images": ["a.png"]}),
-        "'messages[0].images' holds a file: ",
-        "What?",
-    ),
+    "a message's field": (chat("What?", own={"images": ["a.png"]}), "'messages[0].images' holds a file: ", "What?"),
     "a placeholder before": (
         chat("<image>\nWhat is it?", images=["a.png"]),
         "'messages[0]' has '<image>', which stands for a file of the field 'images': ",
@@ -121,7 +116,7 @@ def test_a_part_that_is_null_is_no_part(rule: Any) -> None:
     assert bp.testing.rejects(prepared(CONFIG, [chat([None])])) == [(0, "unsupported_part")]
 
 
-def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) -> None:
+def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Run) -> None:
     plain, other = chat("What is it?"), chat([{"type": "image", "url": "a"}, {"type": "image", "url": "b"}, ASK])
     done = run(CONFIG, [{**plain, "image": "a.png"}, other], max_reject_rate=1)
     assert [(each["line"], each["reason"]) for each in bp.open(done.output).rejects()] == [(2, "not_text")]

@@ -1,6 +1,7 @@
 """A prompt stands once: what a record's prompt and sides become, as exact texts, masks and reasons."""
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -8,22 +9,12 @@ import pytest
 from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output, Section
 from beam_prep.reading.prompts import sides_of, with_prompt
+from tests.chat.trained import say
 
 Row = dict[str, Any]
 
 
-def user(text: str) -> Row:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> Row:
-    return {"role": "assistant", "content": text}
-
-
-def system(text: str) -> Row:
-    return {"role": "system", "content": text}
-
-
+user, assistant, system = (functools.partial(say, role) for role in ("user", "assistant", "system"))
 ASK, OTHER, SYSTEM = user("Which bird wades?"), user("Which tree bends?"), system("Be brief.")
 LONG = "Which bird wades in the shallow water?"
 HERON, ROBIN = assistant("A heron."), assistant("A robin.")

@@ -220,9 +220,7 @@ INTEGERS = st.integers(-(10**308), 10**308)
         st.text(max_size=5),
         st.recursive(
             st.one_of(st.none(), st.booleans(), INTEGERS, st.floats(allow_nan=False, allow_infinity=False), st.text()),
-            lambda inner: st.one_of(
-                st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=4)
-            ),
+            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
             max_leaves=12,
         ),
         max_size=5,
@@ -319,9 +317,8 @@ def test_a_field_outside_the_limits_counts_as_absent() -> None:
 
 def test_filter_records_keeps_drops_and_rejects() -> None:
     answers: dict[str, bool | str] = {"keep": True, "drop": False, "bad": "no licence"}
-    found = filter_records(
-        testing.records([{"k": k} for k in ("keep", "drop", "bad", "keep")]), lambda r: answers[r["k"]]
-    )
+    records = testing.records([{"k": k} for k in ("keep", "drop", "bad", "keep")])
+    found = filter_records(records, lambda record: answers[record["k"]])
     assert outcomes(found) == ["kept", "dropped filtered", "rejected no licence", "kept"]
     assert found.rows == [{"k": "keep"}, {"k": "keep"}]
     assert found.ledger.messages[2].endswith("refused the record")

@@ -15,6 +15,7 @@ from beam_prep.reading.source import Source
 from beam_prep.reading.sources import refusal
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import first_records, is_stream, line_at, split_file
+from tests.conftest import Patch
 
 
 class Bars(Source):
@@ -34,7 +35,7 @@ CONTENT = b'BARS|{"text": "a"}|nope|{"text": "c"}'
 
 
 @pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InputFile:
+def bars(monkeypatch: Patch, tmp_path: Path) -> InputFile:
     monkeypatch.setattr(sources, "SOURCES", (*sources.SOURCES, Bars()))
     (tmp_path / "x.bars").write_bytes(CONTENT)
     (file,) = list_inputs(str(tmp_path / "x.bars"))

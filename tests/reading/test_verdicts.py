@@ -1,7 +1,6 @@
 """Fields that judge answers: what they mean, which records they mark as bad, and what is said of it before training."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ from beam_prep import first_records
 from beam_prep.first_records import FirstRecords
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.storage.files import list_inputs
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Patch, Run
 
 PAIR: dict[str, Any] = {
-    "input": {
-        "sections": [{"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}],
-    },
+    "input": {"sections": [{"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}]},
     "preprocessing": {"encode": "joint", "eos": "if_missing"},
     "output": {"columns": "labels"},
 }
@@ -94,9 +91,7 @@ def test_documents_and_pairs_have_no_bad_answers() -> None:
         ("weight", (1, 0), {"loss_weights": True}, "weighs the loss by it (output.loss_weights)"),
     ],
 )
-def test_a_field_that_the_config_uses_marks_nothing_as_bad(
-    name: str, values: Any, output: dict[str, Any], says: str
-) -> None:
+def test_a_field_that_is_used_marks_nothing_as_bad(name: str, values: Any, output: dict[str, Any], says: str) -> None:
     config = {**PAIR, "output": {**PAIR["output"], **output}}
     ((found, bad),) = judged(config, answered(name, *values))
     assert found.endswith(f"; the config {says}")
@@ -209,9 +204,7 @@ def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: P
     assert "records looked at, 'label' (false) in 1:" in told
 
 
-def test_a_run_counts_bad_answers_that_its_start_did_not_see(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_counts_bad_answers_that_its_start_did_not_see(run: Run, monkeypatch: Patch) -> None:
     monkeypatch.setattr(first_records, "LOOKED_AT", 4)
     labels = [True] * 200 + [False] * 3 + [True] * 200
     done = run(PAIR, answered("label", *labels))

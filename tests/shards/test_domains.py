@@ -24,9 +24,7 @@ UNSAFE = ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "C:\\x", "a\0b", 
 UNSAFE += ["%2e%2e%2f", "a b", " a", "a ", "a.", "*", "Wiki", "ＷＩＫＩ", "wiki\u200b", "é", "e\u0301"]
 
 names = st.one_of(
-    st.text(max_size=12),
-    st.text(alphabet="aA/._- \\0b", max_size=4),
-    st.sampled_from([*PLAIN, *RESERVED, *UNSAFE]),
+    st.text(max_size=12), st.text(alphabet="aA/._- \\0b", max_size=4), st.sampled_from([*PLAIN, *RESERVED, *UNSAFE])
 )
 
 

@@ -111,9 +111,7 @@ def test_what_is_cut_is_cut_before_it_is_settled(
 
 
 @given(masked(), st.integers(1, 25), st.integers(1, 12), st.integers(1, 4), st.sampled_from(["keep_start", "keep_end"]))
-def test_bfd_sorts_by_the_length_before_the_cut(
-    rows: list[Row], capacity: int, group: int, parts: int, mode: Any
-) -> None:
+def test_bfd_sorts_by_lengths_before_cuts(rows: list[Row], capacity: int, group: int, parts: int, mode: Any) -> None:
     layout = Layout("bfd", capacity, group, truncation_mode=mode)
     batch = layout.fit(batch_from(rows))
     found, _, _ = packed_by(layout, batch, parts)
@@ -141,9 +139,7 @@ def test_a_row_that_is_cut_twice_is_counted_once() -> None:
 
 
 @given(masked(), st.integers(1, 30), st.integers(1, 4), st.integers(1, 60), st.booleans())
-def test_rows_are_padded_in_parts_as_a_block_is(
-    rows: list[Row], multiple: int, parts: int, at_once: int, labels: bool
-) -> None:
+def test_parts_are_padded_as_blocks(rows: list[Row], multiple: int, parts: int, at_once: int, labels: bool) -> None:
     batch = to_labels(batch_from(rows), shift=False) if labels else batch_from(rows)
     wanted = pad(batch, multiple, 7)
     padding = type("Small", (Padding,), {"tokens_at_once": at_once})(multiple, 7)

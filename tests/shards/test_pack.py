@@ -157,12 +157,7 @@ class TestColumns:
         assert pack_columns({"ids": rows}, plan)["ids"].to_lists() == [[7, 8, 9, 10, 11, 4, 5, 6]]
 
     @pytest.mark.parametrize(
-        "rows",
-        [
-            rows_of([3, 3]),
-            rows_of([3, 2, 1]),
-            Ragged.from_lists([[[1], [2], [3]], [[4], [5]]], depth=2),
-        ],
+        "rows", [rows_of([3, 3]), rows_of([3, 2, 1]), Ragged.from_lists([[[1], [2], [3]], [[4], [5]]], depth=2)]
     )
     def test_columns_that_cannot_be_packed(self, rows: Ragged) -> None:
         with pytest.raises(ValueError, match="column 'ids' does not have one value a token"):

@@ -23,6 +23,7 @@ from beam_prep.shards.receipts import BlockReceipt, Copies, Receipts, RowIndexes
 from tests.compose.jobs import COLUMNS, CUT, LINE_BYTES, Blocks, Files, outcome_of
 from tests.compose.naive import Row
 from tests.compose.test_naive import CUTS, inputs
+from tests.conftest import Patch
 
 DROPS = 3
 
@@ -145,10 +146,7 @@ def test_the_plan_is_what_a_sequential_program_does(
     assert [file.index for file in plan.rejects] == list(range(len(rejects)))
     assert {len(file) for file in rejects[:-1]} <= {rejects_per_file}
     assert [place for file in rejects for place in file] == [where for _, where in wanted.rejects]
-    for kind, records, most in (
-        ("rejected", wanted.shown, REJECTS_SHOWN),
-        ("dropped", wanted.drops, DROPS),
-    ):
+    for kind, records, most in (("rejected", wanted.shown, REJECTS_SHOWN), ("dropped", wanted.drops, DROPS)):
         first = [
             record for place, record in enumerate(records) if [r[0] for r in records[:place]].count(record[0]) < most
         ]
@@ -183,9 +181,7 @@ def test_borders_are_fetched_many_at_a_time(tmp_path: Path) -> None:
     assert len(fetched) <= 200 / 10
 
 
-def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(tmp_path: Path, monkeypatch: Patch) -> None:
     """A block may hold a million short lines."""
     fetched: list[list[str]] = []
     blocks = Blocks([[Row(1, tokens=10), None] * 500], tmp_path, [[10] * 100])

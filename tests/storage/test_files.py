@@ -105,9 +105,7 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
         ("metadata/notes.jsonl", "'table/*/*.jsonl'"),
     ],
 )
-def test_what_is_advised_for_a_folder_names_its_files(
-    tmp_path: Path, monkeypatch: Patch, files: str, advised: str | None
-) -> None:
+def test_what_is_advised_names_the_files(tmp_path: Path, monkeypatch: Patch, files: str, advised: str | None) -> None:
     monkeypatch.chdir(tmp_path)
     made = [Path("table") / file for file in files.split()]
     for path in made:

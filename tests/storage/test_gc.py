@@ -73,9 +73,8 @@ def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore, mon
     monkeypatch.setattr(store, "clock", lambda: time.time())
     TokenCache(cache, "recipe", kept=True).used(names[1])
     assert (collect(cache, DAY).kept, collect(cache, DAY).removed) == (1, 0)
-    assert {each.path for each in stores.listed(cache)} == {
-        f"{cache}/{names[1]}{each}" for each in (".rows.arrow", ".used")
-    }
+    left = {each.path.removeprefix(f"{cache}/{names[1]}") for each in stores.listed(cache)}
+    assert left == {".rows.arrow", ".used"}
     assert collect(cache, 0, most_bytes=0).removed == 1
     assert stores.listed(cache) == []
 

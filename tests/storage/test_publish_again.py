@@ -94,10 +94,8 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, Path]:
     texts = {"old": ["one", "two"] * 9, "new": ["some more", "and others"] * 8}
-    return {
-        name: write_lines(tmp_path / f"{name}.jsonl", [{"text": text} for text in given])
-        for name, given in texts.items()
-    }
+    rows = {name: [{"text": text} for text in given] for name, given in texts.items()}
+    return {name: write_lines(tmp_path / f"{name}.jsonl", given) for name, given in rows.items()}
 
 
 def run(output: str, inputs: Path, **options: Any) -> None:
@@ -139,9 +137,7 @@ def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
     assert digests(path) == wanted
 
 
-def test_an_output_that_was_moved_aside_when_its_launch_was_killed_comes_back(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_an_output_that_a_killed_launch_moved_aside_comes_back(tmp_path: Path, inputs: dict[str, Path]) -> None:
     """Where directories cannot be exchanged (NFS), there is a moment at which nothing is at the output's path."""
     output = tmp_path / "out"
     run(str(output), inputs["old"])

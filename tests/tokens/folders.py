@@ -16,14 +16,11 @@ from beam_prep.data.block import Reject
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import Tokenizer
+from tests.chat.trained import CHATML
 
 Draw = Callable[[random.Random, dict[str, Any], dict[str, Any], Path], None]
 """Changes the parsed config and tokenizer.json, or writes a file into the folder."""
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 TEMPLATES = {
     "default": CHATML,
     "tool_use": "{% if tools %}{{ 'Tools: ' + (tools | tojson) + '\n' }}{% endif %}" + CHATML,

@@ -30,7 +30,7 @@ from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 from tests.chars import char_spans
 from tests.chat.trained import CHATML, CONTROLS, SECTIONS, talk
-from tests.conftest import shared
+from tests.conftest import Patch, shared
 from tests.reference import ours as loaded
 from tests.tokens.test_token_bytes import compare
 from tests.tokens.test_tokenizer import OURS, SOURCE, _folders, verify_texts
@@ -47,10 +47,8 @@ def ours() -> Tokenizer:
 
 def spans_of(texts: Sequence[str], seed: int = 0) -> CharSpans:
     """Some spans of each text, empty ones too, in no order inside a text."""
-    choose_ = np.random.default_rng(seed)
-    places = [
-        (place, *sorted(choose_.integers(0, len(text) + 1, 2))) for place, text in enumerate(texts) for _ in "abc"
-    ]
+    drawn = np.random.default_rng(seed)
+    places = [(at, *sorted(drawn.integers(0, len(text) + 1, 2))) for at, text in enumerate(texts) for _ in "abc"]
     return char_spans(places)
 
 
@@ -91,7 +89,7 @@ def fresh() -> Any:
     module.loaded_backend.cache_clear()
 
 
-def test_a_missing_wheel_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+def test_a_missing_wheel_means_the_reference(monkeypatch: Patch, fresh: None) -> None:
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     backend, problem = choose(ours(), "auto")
     assert backend == "transformers"
@@ -99,14 +97,14 @@ def test_a_missing_wheel_means_the_reference(monkeypatch: pytest.MonkeyPatch, fr
     assert encoder_of(ours(), "gigatoken") is ours()  # a worker without the launcher's wheel
 
 
-def test_another_version_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+def test_another_version_means_the_reference(monkeypatch: Patch, fresh: None) -> None:
     monkeypatch.setattr(module, "GIGATOKEN_VERSION", "0.0.1")
     assert choose(ours(), "auto")[0] == "transformers"
     with pytest.raises(TokenizerError, match=r"version .* is installed, wanted 0\.0\.1"):
         choose(ours(), "gigatoken")
 
 
-def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: Patch) -> None:
     whole = FastEncoder.encode
 
     def wrong(self: FastEncoder, texts: Sequence[str], special: bool) -> Ragged:
@@ -137,7 +135,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 @pytest.mark.parametrize("texts", [["some words"] * 5, ["word " * 50_000]])
-def test_a_block_whose_sample_differs_is_the_references(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_whose_sample_differs_is_the_references(texts: list[str], monkeypatch: Patch) -> None:
     block = rendered(*texts)
     wanted = tokenize(block, ours(), None)
     right = tokenize(block, FastEncoder(ours()), None, reference=ours())

@@ -32,12 +32,7 @@ def test_a_text_sections_own_bos_stays_and_the_double_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("record", "wanted"),
-    [
-        ({"a": "x", "b": "y"}, "^x$y"),
-        ({"a": " \n\t ", "b": "y"}, "^y$"),
-        ({"a": None, "b": "y"}, "^y$"),
-        ({"a": "x"}, "^x$"),
-    ],
+    [({"a": "x", "b": "y"}, "^x$y"), *(({"a": a, "b": "y"}, "^y$") for a in (" \n\t ", None)), ({"a": "x"}, "^x$")],
 )
 def test_special_tokens_go_to_the_first_section_that_yields(record: dict[str, Any], wanted: str) -> None:
     assert texts(batch_of([record], row(text("a", "mask"), text("b")))) == [wanted]

@@ -14,7 +14,7 @@ from beam_prep.chat.chat_format import chat_format_of, template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.recipe import prepare
 from beam_prep.tokens.tokenizer import Tokenizer
-from tests.conftest import shared
+from tests.conftest import Capture, Patch, shared
 from tests.tokens.folders import TEMPLATES, differences, folder_of, load_reference
 from tests.tokens.test_tokenizer import OURS, SOURCE, configure, copy_of
 
@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_used_says_what_is_wrong_where(
         Tokenizer.load(folder)
 
 
-def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: Capture) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     about = {"tokenizer_class": "HomeTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_home.Home", None]}}
@@ -169,7 +169,7 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
     ],
 )
 def test_files_that_are_no_tokenizer_json_say_what_reads_them(
-    files: dict[str, str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], wanted: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     installed = importlib.util.find_spec
     hidden = ("tiktoken", "sentencepiece")

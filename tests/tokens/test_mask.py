@@ -59,7 +59,7 @@ def test_last_is_found_in_each_element_of_a_list() -> None:
         ("mask", {"t2": True, "t4": True}, []),
     ],
 )
-def test_a_messages_own_train_wins_but_not_in_a_section_that_masks(
+def test_a_messages_train_wins_but_not_in_a_masked_section(
     action: Any, own: dict[str, bool], wanted: list[int]
 ) -> None:
     talk = chat("s x", "u hi", "a yo", "u q", "a no", **own)
@@ -108,9 +108,7 @@ segments_of = st.lists(
     st.dictionaries(st.sampled_from("abc"), st.sampled_from(["train", "mask", "last"])),
     st.sampled_from(["train", "mask"]),
 )
-def test_role_mask_says_what_its_rules_say_one_by_one(
-    found: list[tuple[int, ...]], rules: dict[str, Any], default: Any
-) -> None:
+def test_role_mask_says_what_its_rules_say(found: list[tuple[int, ...]], rules: dict[str, Any], default: Any) -> None:
     found = [(at, action, role if action == BY_ROLE else UNSET, turn, own) for at, action, role, turn, own in found]
     sequence, action, role, turn, own = (np.array([entry[i] for entry in found], np.int64) for i in range(5))
     place = np.arange(len(found))

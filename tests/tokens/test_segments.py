@@ -16,8 +16,7 @@ RULES = {"assistant": "train", "user": "mask", "tool": "last"}
 
 chats = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(ROLES), "content": st.text("ab", max_size=4)},
-        optional={"train": st.booleans()},
+        {"role": st.sampled_from(ROLES), "content": st.text("ab", max_size=4)}, optional={"train": st.booleans()}
     ),
     max_size=5,
 )

@@ -31,9 +31,7 @@ def stored(values: list[list[float]], dtype: str, role: Any = "value") -> Batch:
         ("float32", [3.4e38, 0.1, 16777217], [3.5e38, -1e300]),
     ],
 )
-def test_numbers_are_stored_as_they_are_or_their_record_is_rejected(
-    dtype: str, good: list[float], bad: list[float]
-) -> None:
+def test_numbers_are_stored_as_they_are_or_rejected(dtype: str, good: list[float], bad: list[float]) -> None:
     batch = stored([[number] for number in good + bad], dtype)
     assert outcomes(batch) == [""] * len(good) + ["bad_number"] * len(bad)
     assert batch["v"].flat.dtype == dtype

@@ -19,7 +19,7 @@ from beam_prep.tokens.backends import FastEncoder, TokenBytes, choose, token_byt
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 from tests.chars import char_spans
-from tests.conftest import shared
+from tests.conftest import Patch, shared
 from tests.reference import ours as loaded
 from tests.tokens.sentencepiece import BLANK, CONTROLS, KINDS, PREPEND, REPLACE, made
 from tests.tokens.test_tokenizer import OURS, SOURCE, copy_of
@@ -165,9 +165,7 @@ def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: P
     assert compare(other, ["one two", "three"]) == 2
 
 
-def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(monkeypatch: Patch) -> None:
     """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
     ours = loaded(OURS)
     table = token_bytes(ours)

@@ -21,7 +21,7 @@ from beam_prep.tokens import resolver
 from beam_prep.tokens import tokenizer as module
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.chars import char_spans
-from tests.conftest import ROOT, SHARED, shared
+from tests.conftest import ROOT, SHARED, Patch, shared
 from tests.reference import auto
 from tests.reference import ours as load
 
@@ -223,7 +223,7 @@ def test_it_is_cheap_to_pickle_and_the_same_on_the_other_side() -> None:
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def offline(monkeypatch: Patch) -> None:
     monkeypatch.setattr(resolver, "hub_answers", lambda: False)
 
 

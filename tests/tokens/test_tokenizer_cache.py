@@ -1,5 +1,6 @@
 """A resolved tokenizer that is used again: only where asking would give the same."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -11,13 +12,14 @@ import pytest
 
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver as resolve
+from tests.conftest import Log, Patch
 
 Ask = Callable[[], str]
 Said = Callable[[], list[str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
     made = tmp_path / "tokenizer"
@@ -69,7 +71,7 @@ def test_another_file_is_another_tokenizer_and_weights_are_none_of_it(folder: Pa
     assert ask() == "3"
 
 
-def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: Patch) -> None:
     assert ask() == "1"
     with monkeypatch.context() as other:
         other.setattr("importlib.metadata.version", lambda name: "0")
@@ -87,7 +89,7 @@ def test_a_folder_whose_files_are_gone_is_made_again(names: tuple[str, ...], ask
     assert (ask(), ask()) == ("2", "2")
 
 
-def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: Patch) -> None:
     """It may know classes that another process does not."""
     assert ask() == "1"
     monkeypatch.setitem(sys.modules, "transformers", sys)
@@ -95,11 +97,9 @@ def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.Mo
 
 
 def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
-    answers = iter(["1", "2"])
-    asked = [
-        answer(resolve.remembered(resolve.state_of_folder("org/name"), lambda: files(next(answers)))) for _ in range(2)
-    ]
-    assert asked == ["1", "2"]
+    for wanted in ("1", "2"):
+        found = resolve.remembered(resolve.state_of_folder("org/name"), functools.partial(files, wanted))
+        assert answer(found) == wanted
 
 
 # The folder
@@ -110,7 +110,7 @@ def forget() -> None:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Said]:
+def said(caplog: Log, monkeypatch: Patch, tmp_path: Path) -> Iterator[Said]:
     """The messages of a process of its own, whose temporary files lie in `tmp`."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -144,24 +144,20 @@ def assert_private(said: Said) -> None:
     assert "XDG_CACHE_HOME" in message
 
 
-def test_without_a_home_folder_there_is_still_one(folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_there_is_still_one(folder: Path, said: Said, monkeypatch: Patch) -> None:
     """Workers on Flink and Dataflow may have none, or one that cannot be written."""
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/proc/nowhere")
     assert_private(said)
 
 
-def test_a_home_folder_that_is_not_known_is_not_the_current_one(
-    folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_folder_that_is_not_known_is_not_the_current_one(folder: Path, said: Said, monkeypatch: Patch) -> None:
     """A user without an entry in /etc/passwd, as containers have, may get `~/.cache` as it stands."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *names, **options: "~/.cache/beam_prep")
     assert_private(said)
 
 
-def test_a_full_disk_is_an_error_that_says_what_to_set(
-    folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_that_says_what_to_set(folder: Path, said: Said, monkeypatch: Patch) -> None:
     def write(path: Path, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 

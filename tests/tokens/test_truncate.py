@@ -57,8 +57,3 @@ def test_list_elements_are_cut_one_by_one_and_values_never() -> None:
     assert batch["v"].to_lists() == [[1, 2, 3], [4]]
     assert batch.counters["truncated_tokens"].tolist() == [2, 1]
     assert batch.counters["truncated_rows"].tolist() == [1, 1]
-
-
-def test_cutting_one_batch_twice_counts_each_time_anew() -> None:
-    batch = made_of([[1, 2, 3]])
-    assert [truncate(batch, length).counters["truncated_tokens"].tolist() for length in (2, 1)] == [[1], [2]]

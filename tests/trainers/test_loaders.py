@@ -42,9 +42,7 @@ def tokens_of(rows: Any) -> list[int]:
     ("name", "workers", "shuffle"),
     [("dataset", 2, True), ("slice", 0, True), ("packed", 2, False), ("mixture", 0, False), ("mixture", 2, True)],
 )
-def test_a_stateful_loader_goes_on_where_it_stopped(
-    name: str, workers: int, shuffle: bool, dataset: bp.Dataset
-) -> None:
+def test_a_stateful_loader_goes_on_where_it_was(name: str, workers: int, shuffle: bool, dataset: bp.Dataset) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     rows = views(dataset)[name]
 

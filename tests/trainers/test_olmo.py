@@ -9,11 +9,7 @@ import pytest
 
 pytest.importorskip("olmo_core", reason="no OLMo-core here: make test-trainers")
 
-from olmo_core.data import (
-    NumpyDatasetDType,
-    NumpyFSLDatasetConfig,
-    TokenizerConfig,
-)
+from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig
 from olmo_core.data.utils import get_labels
 
 import beam_prep as bp

@@ -79,10 +79,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     made.add_special_tokens(TOKENS[request.param])
     made.save(str(folder / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    make = {
-        "qwen3": lambda: renderers.Qwen3Renderer(theirs),
-        "llama-3": lambda: renderers.Llama3Renderer(theirs),
-    }
+    make = {"qwen3": lambda: renderers.Qwen3Renderer(theirs), "llama-3": lambda: renderers.Llama3Renderer(theirs)}
     return request.param, make[request.param](), bp.Tokenizer.load(folder)
 
 

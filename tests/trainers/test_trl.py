@@ -88,9 +88,7 @@ def batches(trainer: SFTTrainer) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
-def test_batches_are_those_that_trl_prepares_from_the_conversations(
-    padding_free: bool, outputs: Outputs, trainer: Any
-) -> None:
+def test_batches_are_those_of_trl_from_the_conversations(padding_free: bool, outputs: Outputs, trainer: Any) -> None:
     theirs = trainer(alone.tiny(), conversations(), of_texts=True, assistant_only_loss=True, padding_free=padding_free)
     wanted = batches(theirs)
     ours = trainer(alone.tiny(), alone.rows_of(outputs("sft_conversation")), padding_free=padding_free)
