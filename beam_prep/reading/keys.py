@@ -72,7 +72,7 @@ def key_records(
     """
     if records.receipt is not None:
         return records
-    read = [*filter(None, (split_key, *duplicate))]
+    read = [*duplicate] if split_key is None else [split_key, *duplicate]
 
     def work(row: Record) -> tuple[Record, bytes]:
         if records.ledger.by_row:
