@@ -8,7 +8,7 @@ it, its header is not the generation prompt's, or its end is ambiguous.
 
 The spans are a function of the template, its variables and the record alone. `Facts` are constants of a template, found
 by rendering probe conversations (`facts.py`); they save renderings of the record's prefixes. Where a record has another
-constant, the record's own prefix is rendered.
+constant, the record's own prefix is rendered, once for all turns that are alike.
 
 The span of a message of another role begins with its text, and ends with the end token that follows.
 """
