@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -216,3 +217,20 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return f"{reason.removeprefix('Skipped: ')}{' (entire files)' * isinstance(report, pytest.CollectReport)}"
+
+
+def steps(work: Callable[..., Any], *given: Any) -> int:
+    """The lines of Python that a call executes; each round of a comprehension counts."""
+    count, before = 0, sys.gettrace()
+
+    def counted(*_: Any) -> Any:
+        nonlocal count
+        count += 1
+        return counted
+
+    sys.settrace(counted)
+    try:
+        work(*given)
+    finally:
+        sys.settrace(before)
+    return count

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.data.schema import PART_KINDS
 from beam_prep.errors import ConfigError
-from tests.conftest import ROOT, chat_config, says
+from tests.conftest import ROOT, chat_config, says, steps
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
 CALLS = (
@@ -238,3 +238,10 @@ def test_reasoning_that_is_written_in_the_turn_of_another_message_rejects_the_re
 def test_options_work_only_where_the_template_renders_conversations() -> None:
     with pytest.raises(ConfigError, match="mask_options: found an object; it works only with template: 'conversation'"):
         bp.PipelineConfig.from_dict(chat_config(True, mask_options={}))
+
+
+def test_four_times_the_messages_take_four_times_the_steps() -> None:
+    options = bp.MaskOptions(reasoning="mask", generation_prompt="train")
+    rendered(KEEPING, CHAT, options)
+    few, many = (steps(rendered, KEEPING, CHAT * size, options) for size in (20, 80))
+    assert many < 4.5 * few

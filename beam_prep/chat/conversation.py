@@ -8,7 +8,7 @@ torchtitan and Fireworks train reasoning models in this way, because templates d
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
@@ -346,6 +346,9 @@ class Conversations:
         options, text = self._chat_format.rules.mask_options, rendered.text
         assert options is not None
         prompt = self._template.generation_prompt(**chat.variables)
+        own = defaultdict[int, list[SourceSpan]](list)
+        for each in rendered.said:
+            own[each.index].append(each)
         for segment in segments:
             if segment.refused or segment.start == segment.stop:
                 yield segment
@@ -361,10 +364,8 @@ class Conversations:
             for message, begin, end in spans:
                 if at < begin:
                     yield segment._replace(start=at, stop=begin)
-                own = [each for each in rendered.said if each.index == message]
-                parts = kinds_of(
-                    text, chat.messages[message], own, (begin, end), options, prompt, self._template.tokens
-                )
+                given = chat.messages[message], own[message]
+                parts = kinds_of(text, *given, (begin, end), options, prompt, self._template.tokens)
                 yield from (segment._replace(start=a, stop=b, kind=kind) for a, b, kind in parts)
                 at = max(at, end)
             if at < stop:
@@ -492,10 +493,13 @@ def kinds_of(
 
 def _header(text: str, prompt: str, start: int, tokens: Tokens) -> tuple[int, int]:
     """(begin, end) of the generation prompt, or of the part of it that the history has, before or at a span's begin."""
+    said = start  # only blanks may stand between
+    while said and text[said - 1].isspace():
+        said -= 1
     for size in sorted((token.end() for token in tokens.token.finditer(prompt)), reverse=True):
         part = prompt[:size]
-        at = text.rfind(part, 0, start + size)
-        is_there = at >= 0 and _WORD.search(part) and not text[at + size : start].strip()
+        at = text.rfind(part, max(said - size, 0), start + size)
+        is_there = at >= 0 and _WORD.search(part)
         if is_there and (part == prompt or not at < start < at + size):  # a part over the begin may be the model's
             return at, at + size
     return start, start

@@ -51,8 +51,8 @@ class Tokens:
 
     def whole(self, text: str, begin: int, end: int) -> int:
         """The end, moved back to the end of a whole token."""
-        tokens = self.token.finditer(text, begin)
-        return next((token.start() for token in tokens if token.start() < end < token.end()), end)
+        last = next((token for token in self.token.finditer(text, begin) if token.end() >= end), None)
+        return last.start() if last and last.start() < end < last.end() else end
 
 
 class Renderer:

@@ -3,6 +3,7 @@
 import bisect
 import itertools
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from beam_prep.chat.origins import MIXED, NAME, TOOLS, Text
@@ -126,12 +127,9 @@ def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, TurnPlace]:
     for order, segment in enumerate(rendering.segments):
         if segment[2] in own:
             own[segment[2]].append(order)
-    found = {}
-    for index, orders in own.items():
-        place = _place(rendering, orders, index) or _silent_place(rendering, index)
-        if place is not None:
-            found[index] = place
-    return found
+    found = {index: _place(rendering, orders, index) for index, orders in own.items()}
+    silent = _silent_places(rendering, [index for index, place in found.items() if place is None])
+    return {index: place for index, place in (found | silent).items() if place is not None}
 
 
 def constants(rendering: Trace, begin: int, end: int) -> str:
@@ -161,8 +159,8 @@ def _said_before(segments: list[SourceSpan], before: int, index: int) -> Said | 
     if before < 0:
         return None
     last = segments[before]
-    earlier = (each for each in segments[:before] if each[2:4] == last[2:4])
-    again = last.owner == index and any(each.owner != index for each in earlier)
+    earlier = map(segments.__getitem__, range(before - 1, -1, -1))
+    again = last.owner == index and any(each.owner != index and each[2:4] == last[2:4] for each in earlier)
     return (*said(last, index)[:2], again)
 
 
@@ -251,23 +249,28 @@ def _is_name(segment: SourceSpan) -> bool:
     return all(key.endswith((".name", ".id")) for key in segment.keys)
 
 
-def _silent_place(rendering: Trace, index: int) -> TurnPlace | None:
-    """The place of a message that says nothing, from what the template writes while it renders the message."""
-    marks, segments = rendering.marks, rendering.segments
-    own = [
-        (begin, end)
-        for (begin, who), (end, _) in itertools.pairwise((*marks, (len(rendering.text), -1)))
-        if who == index
-    ]
-    # A template may look through all messages before it writes the first.
-    before = max((each.end for each in segments if 0 <= each.index < index), default=0)
-    begin, end = next((each for each in own if each[0] >= before), (own or [(0, 0)])[0])
-    if not rendering.text[begin:end].strip():
-        return None
-    last = next((each for each in reversed(segments) if each.end <= begin), None)
-    later = (each.begin for each in segments if each.begin >= begin and each.index != index and each.end > each.begin)
-    after, what = (last.end, said(last, index)) if last else (0, None)
-    return TurnPlace(after, begin, begin, next(later, END), what)
+def _silent_places(rendering: Trace, wanted: Sequence[int]) -> dict[int, TurnPlace]:
+    """The places of messages that say nothing, from what the template writes while it renders each."""
+    if not wanted:
+        return {}
+    segments, found = rendering.segments, {}
+    own: dict[int, list[tuple[int, int]]] = {index: [] for index in wanted}
+    for (begin, who), (end, _) in itertools.pairwise((*rendering.marks, (len(rendering.text), -1))):
+        if who in own:
+            own[who].append((begin, end))
+    ends = sorted({each.index: each.end for each in segments if each.index >= 0}.items())
+    until = [0, *itertools.accumulate((end for _, end in ends), max)]
+    for index, ranges in own.items():
+        # A template may look through all messages before it writes the first.
+        before = until[bisect.bisect_left(ends, (index,))]
+        begin, end = next((each for each in ranges if each[0] >= before), (ranges or [(0, 0)])[0])
+        if rendering.text[begin:end].strip():
+            behind = bisect.bisect_right(segments, begin, key=itemgetter(1))
+            after, what = (segments[behind - 1].end, said(segments[behind - 1], index)) if behind else (0, None)
+            later = map(segments.__getitem__, range(bisect.bisect_left(segments, (begin,)), len(segments)))
+            others = (each.begin for each in later if each.index != index and each.end > each.begin)
+            found[index] = TurnPlace(after, begin, begin, next(others, END), what)
+    return found
 
 
 def spoken_by_others(rendering: Trace, index: int, at: int) -> SourceSpan | None:

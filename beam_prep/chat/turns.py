@@ -548,9 +548,15 @@ class Turns:
         end = known or self._renderer.special_tokens.get("eos_token")
         at = self._text.find(end, begin, stop) if end else -1
         while end and at >= 0:
-            if not any(each.begin <= at < each.end for each in self._trace.segments):
+            if not self._is_said(at):
                 raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
             at = self._text.find(end, at + 1, stop)
+
+    def _is_said(self, at: int) -> bool:
+        """Whether a character comes from a message or the tools."""
+        segments = self._trace.segments
+        behind = bisect.bisect_right(segments, at, key=itemgetter(0))
+        return any(at < each.end for each in segments[behind - 1 : behind])
 
     def _between_repeated(self, begin: int, stop: int) -> Iterator[str]:
         """The texts between segments and their repetitions, in a part of the rendering."""

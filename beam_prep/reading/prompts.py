@@ -273,15 +273,16 @@ def _found(asked: _Chat, chat: _Chat) -> tuple[_Chat | None, _Chat]:
         return None, chat
     system = system or own
     begins = bool(rest) and _speaker(rest[0]) == "user"
+    said, wanted = [*map(_compared, rest)], [*map(_compared, asked)]
     for place in range(len(rest) - len(asked) + 1 if begins else 1):
         end = place + len(asked)
         # A prompt of only system messages is the beginning of every conversation.
-        if _same(rest[place:end], asked) and (asked or begins or own):
+        if said[place:end] == wanted and (asked or begins or own):
             return [*system, *rest[:end]], rest[end:]
     # No answer begins with a result. One that begins with the last call of the prompt may make it again.
     repeats = begins or (bool(rest) and _speaker(rest[0]) == "tool")
     for size in range(len(asked) - 1, 0, -1):
-        if repeats and _same(rest[:size], asked[-size:]):
+        if repeats and said[:size] == wanted[-size:]:
             return [*system, *asked], rest[size:]
     return None, chat
 

@@ -322,11 +322,12 @@ class Tokenizer:
         text = 0
         for chunk in chunks(texts):
             batch = self.reference.encode_batch(chunk, add_special_tokens=add_special_tokens)
-            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
-            for encoding in batch:
+            ids = [encoding.ids for encoding in batch]  # each access makes a list
+            rows.append(Ragged.from_lists(ids))
+            for encoding, own in zip(batch, ids, strict=True):
                 for span in range(borders[text], borders[text + 1]):
                     start, stop = int(spans.start[span]), int(spans.stop[span])
-                    found[:, span] = _token_span(encoding, texts[text], start, stop, strips)
+                    found[:, span] = _token_span(encoding, own, texts[text], start, stop, strips)
                 text += 1
         return Ragged.concat(rows), found
 
@@ -394,8 +395,10 @@ def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
     yield chunk
 
 
-def _token_span(encoding: Any, text: str, start: int, stop: int, strips: set[int]) -> tuple[int, int]:
-    """The tokens that overlap the characters [start, stop).
+def _token_span(
+    encoding: Any, ids: Sequence[int], text: str, start: int, stop: int, strips: set[int]
+) -> tuple[int, int]:
+    """The tokens that overlap the characters [start, stop); `ids`: of the encoding.
 
     A token that takes white space beside it (`strips`) does not overlap by that: else a header of Phi-3 would be
     trained with an answer that begins with a blank.
@@ -403,7 +406,7 @@ def _token_span(encoding: Any, text: str, start: int, stop: int, strips: set[int
 
     def token_of(at: int) -> int | None:
         token: int | None = encoding.char_to_token(at)
-        return None if token is not None and text[at].isspace() and encoding.ids[token] in strips else token
+        return None if token is not None and text[at].isspace() and ids[token] in strips else token
 
     # A normaliser may remove characters; then the nearest ones inside the span count.
     first = next((token for at in range(start, stop) if (token := token_of(at)) is not None), None)
@@ -411,6 +414,6 @@ def _token_span(encoding: Any, text: str, start: int, stop: int, strips: set[int
         return 0, 0
     last = next(token for at in range(stop - 1, start - 1, -1) if (token := token_of(at)) is not None)
     # char_to_token gives the first token of a character; its other bytes may have tokens of their own.
-    while (more := encoding.token_to_chars(last + 1)) and more[0] < stop and encoding.ids[last + 1] not in strips:
+    while (more := encoding.token_to_chars(last + 1)) and more[0] < stop and ids[last + 1] not in strips:
         last += 1
     return int(first), int(last) + 1

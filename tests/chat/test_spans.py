@@ -8,6 +8,7 @@ import pytest
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.template import ChatTemplate
 from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, Message, called, each, fresh, say, talk, trained
+from tests.conftest import steps
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 OPENED = "<|im_start|>assistant<s>\n"
@@ -518,8 +519,8 @@ def test_a_longer_conversation_takes_no_more_renderings(source: str, monkeypatch
 
     template.facts({})
     monkeypatch.setattr(Renderer, "run", counted)
-    for steps in (4, 40):
-        answers = [turn for turn in template.render(agent(steps)).turns if turn.message % 2]
+    for size in (4, 40):
+        answers = [turn for turn in template.render(agent(size)).turns if turn.message % 2]
         assert all(turn.spans and not turn.reason for turn in answers)
         counts.append(0)
     assert counts[1] <= counts[0] < 5
@@ -557,3 +558,30 @@ def test_the_header_of_one_turn_is_not_taken_for_another_one(
     found = fresh(source, {}).render(messages)
     turns = [turn for turn in found.turns if turn.message % 2]
     assert [turn.reason[0] if turn.reason else found.text[slice(*turn.spans[0])] for turn in turns] == spans
+
+
+WITHOUT_CALLS = each("{% if m.content %}" + HEADER + "{{ m.content }}" + "{{ '<|im_end|>\n' }}{% endif %}") + PROMPT
+CLOSED = each(HEADER + "{{ m.content }}</s>") + PROMPT
+
+
+@pytest.mark.parametrize(
+    ("source", "turn"),
+    [
+        (CHATML, [say("user", "q"), say("assistant", "a")]),
+        (WITHOUT_CALLS, [called("find"), say("tool", "four")]),
+        (CLOSED, [say("user", "q"), say("assistant", "one</s>two")]),
+    ],
+    ids=["answers", "calls that are not written", "end tokens in answers"],
+)
+def test_four_times_the_messages_take_four_times_the_steps(source: str, turn: list[Message]) -> None:
+    template = fresh(source, {"eos_token": "</s>"})
+    template.render([say("user", "q"), *turn])
+    few, many = (steps(template.render, [say("user", "q"), *turn * size]) for size in (20, 80))
+    assert many < 4.5 * few
+
+
+def test_the_rest_of_a_text_is_not_cut_into_tokens() -> None:
+    tokens = fresh(CHATML, {}).tokens
+    few, many = (steps(tokens.whole, "a <s> b" * size, 0, 5) for size in (1, 100))
+    assert (tokens.whole("a <s> b" * 9, 0, 4), tokens.whole("a <s> b" * 9, 0, 5)) == (2, 5)
+    assert many == few

@@ -10,6 +10,7 @@ from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output, Section
 from beam_prep.reading.prompts import sides_of, with_prompt
 from tests.chat.trained import say
+from tests.conftest import steps
 
 Row = dict[str, Any]
 
@@ -221,3 +222,14 @@ def test_a_text_in_the_field_system_is_the_systems_message() -> None:
     for record in (pair(None, "A heron.", "A robin."), pair(None, [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN])):
         found = with_prompt({**record, **texts}, sides)
         assert [found[name] for name in (*fields, "chosen", "rejected")] == [[SYSTEM, ASK], None, [HERON], [ROBIN]]
+
+
+def test_a_long_prompt_is_compared_once() -> None:
+    def work(size: int) -> Any:
+        asked = [each for number in range(size) for each in (user(f"q {number}"), assistant("Yes."))]
+        record = pair([*asked, ASK], [ASK, HERON], [ASK, ROBIN])
+        return steps(outcome, record, "conversation"), outcome(record, "conversation")
+
+    (few, found), (many, _) = work(10), work(40)
+    assert found[1:] == ([HERON], [ROBIN])
+    assert many < 4.5 * few
