@@ -8,9 +8,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep import testing
-from beam_prep.chat.messages import not_rendered
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.trace import Trace
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.reading.adapters import adapter
 from tests.chat.trained import END, HEADER, PROMPT, say
@@ -245,19 +243,3 @@ def test_a_role_that_the_template_does_not_know_can_be_renamed_as_the_message_sa
 def test_a_template_that_fails_says_whether_a_content_is_null_or_absent(message: dict[str, Any], said: str) -> None:
     (reason, told), _ = steps("{{ messages[1].content + '' }}" + WHOLE, {"messages": [ASKED, message]})
     assert (reason, said in told) == ("template_error", True)
-
-
-def test_blanks_are_taken_out_of_a_rendering_once() -> None:
-    class Counted(str):
-        splits = 0
-
-        def split(self, *given: Any) -> list[str]:
-            Counted.splits += 1
-            return str.split(self, *given)
-
-    questions = [say("user", f"What is </think> {number}?") for number in range(9)]
-    written = Counted(" ".join(each["content"] for each in questions[1:]))
-    lost, _ = not_rendered(Trace(written, [], [], []), questions, None)
-    assert (0, "content around a second '</think>'") in lost
-    assert (1, "content around a second '</think>'") not in lost
-    assert Counted.splits == 1

@@ -1,11 +1,9 @@
 """Turns whose begin and end are known by hand: constants before, within and behind them, and what refuses them."""
 
-import itertools
 from typing import Any
 
 import pytest
 
-from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.template import ChatTemplate
 from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, Message, called, each, fresh, say, talk, trained
 from tests.conftest import steps
@@ -505,27 +503,6 @@ RESULTS_IN_TURN = each(
 PROMPT_BEHIND_QUESTIONS = PROMPT.replace(" %}", " and messages[-1].role != 'tool' %}", 1)
 
 
-@pytest.mark.parametrize("source", [NUMBERED + PROMPT, RESULTS_IN_TURN + PROMPT_BEHIND_QUESTIONS])
-def test_a_longer_conversation_takes_no_more_renderings(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its time would grow as the square of its length."""
-    template, counts, run = fresh(source, {}), [0], Renderer.run
-
-    def counted(*given: Any) -> Any:
-        counts[-1] += 1
-        return run(*given)
-
-    def agent(steps: int) -> list[Message]:
-        return [say("user", "q"), *itertools.chain(*([called("find"), say("tool", "four")] for _ in range(steps)))]
-
-    template.facts({})
-    monkeypatch.setattr(Renderer, "run", counted)
-    for size in (4, 40):
-        answers = [turn for turn in template.render(agent(size)).turns if turn.message % 2]
-        assert all(turn.spans and not turn.reason for turn in answers)
-        counts.append(0)
-    assert counts[1] <= counts[0] < 5
-
-
 OPENING = "{% set ns = namespace(opening='') %}{% for m in messages %}"
 FAST = "{% if m.role == 'user' %}{% set ns.opening = 'fast\n' if m.content == 'fast' else '' %}{% endif %}"
 COUNTED = (
@@ -568,10 +545,12 @@ CLOSED = each(HEADER + "{{ m.content }}</s>") + PROMPT
     ("source", "turn"),
     [
         (CHATML, [say("user", "q"), say("assistant", "a")]),
+        (NUMBERED + PROMPT, [called("find"), say("tool", "four")]),
+        (RESULTS_IN_TURN + PROMPT_BEHIND_QUESTIONS, [called("find"), say("tool", "four")]),
         (WITHOUT_CALLS, [called("find"), say("tool", "four")]),
         (CLOSED, [say("user", "q"), say("assistant", "one</s>two")]),
     ],
-    ids=["answers", "calls that are not written", "end tokens in answers"],
+    ids=["answers", "numbered calls", "results in the turn", "calls that are not written", "end tokens in answers"],
 )
 def test_four_times_the_messages_take_four_times_the_steps(source: str, turn: list[Message]) -> None:
     template = fresh(source, {"eos_token": "</s>"})

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -275,22 +274,3 @@ def test_a_tokenizer_without_a_template_says_what_to_do() -> None:
     assert tokenizer.chat_template is None
     with pytest.raises(TokenizerError, match=r"no chat template.+put a chat_template.jinja into the tokenizer's fol"):
         template_of(tokenizer)
-
-
-def test_the_ids_of_a_text_are_listed_once_for_all_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, listed = Tokenizer.load(OURS), [0]
-    (encoding,) = tokenizer.reference.encode_batch([" a" * 50])
-
-    class Counted:
-        char_to_token, token_to_chars = encoding.char_to_token, encoding.token_to_chars
-
-        @property
-        def ids(self) -> list[int]:
-            listed[0] += 1
-            return encoding.ids
-
-    batch = SimpleNamespace(encode_batch=lambda *_, **__: [Counted()])
-    monkeypatch.setattr(Tokenizer, "reference", batch)
-    monkeypatch.setattr(Tokenizer, "added", {4: SimpleNamespace(content="<s>", lstrip=True, rstrip=False)})
-    ids, _ = tokenizer.encode_spans([" a" * 50], False, char_spans([(0, at, at + 2) for at in range(0, 100, 2)]))
-    assert (ids.to_lists(), listed) == ([encoding.ids], [1])
