@@ -493,12 +493,12 @@ def kinds_of(
 
 def _header(text: str, prompt: str, start: int, tokens: Tokens) -> tuple[int, int]:
     """(begin, end) of the generation prompt, or of the part of it that the history has, before or at a span's begin."""
-    said = start  # only blanks may stand between
-    while said and text[said - 1].isspace():
-        said -= 1
+    last = start  # the end of what stands before the blanks: only these may stand between
+    while last and text[last - 1].isspace():
+        last -= 1
     for size in sorted((token.end() for token in tokens.token.finditer(prompt)), reverse=True):
         part = prompt[:size]
-        at = text.rfind(part, max(said - size, 0), start + size)
+        at = text.rfind(part, max(last - size, 0), start + size)
         is_there = at >= 0 and _WORD.search(part)
         if is_there and (part == prompt or not at < start < at + size):  # a part over the begin may be the model's
             return at, at + size

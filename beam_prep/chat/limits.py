@@ -52,7 +52,7 @@ class _Spent(threading.local):
 _SPENT = _Spent()
 
 
-def begin(messages: Iterable[Any] = ()) -> None:
+def begin(messages: Iterable[Any]) -> None:
     """Begins a rendering of these messages."""
     _SPENT.made = _SPENT.rounds = 0
     _SPENT.weights = dict.fromkeys(map(id, messages), 0)

@@ -1,6 +1,5 @@
 """Messages in the form that a template takes, and the parts of them that a template does not write."""
 
-import functools
 import itertools
 import json
 import operator
@@ -402,8 +401,7 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
     Returns:
         these, and the number of messages whose reasoning it wrote.
     """
-    reasoned = 0
-    squeezed = functools.cache(lambda: "".join(rendering.text.split()))
+    reasoned, squeezed = 0, ""
     written = {(index, key) for begin, end, index, keys, _ in rendering.segments if end > begin for key in keys}
     found = [] if not tools or (TOOLS, "tools") in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
@@ -418,8 +416,10 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
             ]
         # Of a second one, templates that take the content apart leave out what stands before it, or behind it.
         rest = inline_reasoning(message)[1]
-        if "</think>" in rest and "".join(rest.split()) not in squeezed():
-            found.append((index, "content around a second '</think>'"))
+        if "</think>" in rest:
+            squeezed = squeezed or "".join(rendering.text.split())
+            if "".join(rest.split()) not in squeezed:
+                found.append((index, "content around a second '</think>'"))
     return found, reasoned
 
 

@@ -39,7 +39,9 @@ _TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
 _WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
 _NAMES = re.compile(r"\w+")
 _SEVERAL_WORDS = re.compile(r"\w\W+\w")
-_NUMBER, _A_NUMBER = re.compile(r"[0-9]+"), "\0"
+_NUMBER = re.compile(r"[0-9]+")
+_ANY_NUMBER = "\0"
+"""Stands for each number of a gap. It is no digit, because a header may hold that digit."""
 
 Gap = tuple[Any, str]
 """(what was said before, the constant before a message's text)."""
@@ -101,7 +103,7 @@ class Facts:
         end_in_history: the special tokens behind answers that a question follows; "": none (other ones than plain_end:
             Apriel 1.6).
         gaps: gap -> (characters of its constant that are not trained, the rests of prompts that the history leaves out
-            there). If a header has no number, each number behind it (of calls) is `_A_NUMBER`.
+            there). If a header has no number, each number behind it (of calls) is `_ANY_NUMBER`.
         left_out: openings, without blanks, that prompts have behind a header, and history has not (Cohere2 MoE,
             Gemma 4).
         always: a prompt that the template writes at the end of every conversation, whoever spoke last; "": none
@@ -131,7 +133,7 @@ class Facts:
         """Whether the token stands in a prompt, and ends no turn."""
         return token not in self.closers and any(token in prompt for prompt in self.prompts)
 
-    def header(self, size: int, before: str) -> tuple[int, tuple[str, ...]]:
+    def of_gap(self, size: int, before: str) -> tuple[int, tuple[str, ...]]:
         """The value of `gaps` for a header of this size. `before`: the rendering up to the end of the header."""
         lacking = []
         for prompt in self.prompts:
@@ -306,7 +308,7 @@ class Turns:
         previous = self._messages[index - 1] if index else {}
         context = place.said, previous.get("role"), "tool_calls" in previous
         gap = context, text[at : place.begin]
-        counted = context, _NUMBER.sub(_A_NUMBER, gap[1])
+        counted = context, _NUMBER.sub(_ANY_NUMBER, gap[1])
         is_plain = are_plain([self._messages[index]])
         known = facts.gaps.get(gap) or facts.gaps.get(counted)
         if known is None and not self._tokens.tag.match(text, place.begin):  # else the prompt may have the tag
@@ -321,7 +323,7 @@ class Turns:
         is_shown = by_header or (before is None and not facts.learning)
         if is_shown and not is_repeated and at <= begin <= place.begin and not place.silent:
             shown = gap if _NUMBER.search(text, at, begin) else counted
-            found = facts.header(begin - at, text[:begin])
+            found = facts.of_gap(begin - at, text[:begin])
             if facts.learning:
                 facts.gaps[shown] = found
             else:
@@ -679,6 +681,7 @@ class Turns:
         return at + self._cuts[key]
 
     def _cut_by_rendering(self, count: int, index: int, place: TurnPlace, at: int) -> int:
+        """See `_cut_end`."""
         try:
             cut = self._renderer.run(self._messages[:count])
         except RAISED:

@@ -283,8 +283,14 @@ class GCSClient:
         blob.metadata = {SHA256: sha256}
         try:
             with self.errors(path):
-                only = _generation(version)
-                blob.upload_from_file(body, True, size, checksum="crc32c", if_generation_match=only, retry=None)
+                blob.upload_from_file(
+                    body,
+                    rewind=True,
+                    size=size,
+                    checksum="crc32c",
+                    if_generation_match=_generation(version),
+                    retry=None,
+                )
         except FileNotFoundError:
             if size <= _IN_PARTS:
                 raise
