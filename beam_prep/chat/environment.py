@@ -24,7 +24,7 @@ import jinja2.visitor
 from jinja2 import nodes
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.origins import ASKED, GENERATION_BEGINS, GENERATION_ENDS, Node, Nodes, Origin, Text
+from beam_prep.chat.origins import ASKED, GENERATION_BEGINS, GENERATION_ENDS, Node, Nodes, Origin, Text, asking
 from beam_prep.errors import TokenizerError
 
 _RAISED_BY_COMPILER = (SyntaxError, ValueError, RecursionError, OverflowError, jinja2.exceptions.SecurityError)
@@ -234,7 +234,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {name: _bounded(name, each) for name, each in self.filters.items()}
         self.filters |= {"tojson": _tojson, "string": written, "join": _join}
         self.filters |= {_MARK_FILTER: _mark_message, _SUM_FILTER: _sum}
-        self.tests = {name: each if name in _TESTS else _asking(each) for name, each in self.tests.items()}
+        self.tests = {name: each if name in _TESTS else asking(each) for name, each in self.tests.items()}
         self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
         self.globals["strftime_now"] = None if date is None else _strftime(date)
 
@@ -340,15 +340,6 @@ _TESTS = frozenset(
     "eq equalto == ne != odd even".split()
 )
 """Tests that ask nothing of a text, or compare it, which the text notes itself."""
-
-
-def _asking(test: Any) -> Any:
-    @functools.wraps(test)
-    def asked(*args: Any) -> Any:
-        ASKED.anything()
-        return test(*args)
-
-    return asked
 
 
 def _note_call(owner: str, name: str, args: tuple[Any, ...]) -> None:

@@ -49,11 +49,11 @@ class _Asked(threading.local):
         self.texts: set[str] = set()
 
     def constants(self, *given: Any) -> None:
-        """Notes constants, and those of tuples. Another text is no constant."""
+        """Notes constants, and those of tuples. Another text is no constant, and objects and lists may hold some."""
         for each in given:
             if isinstance(each, tuple):
                 self.constants(*each)
-            elif type(each) is Text:
+            elif type(each) is Text or (each and isinstance(each, dict | list)):
                 self.anything()
             elif isinstance(each, str) and each:
                 self.texts.add(each)
@@ -64,6 +64,27 @@ class _Asked(threading.local):
 
 
 ASKED = _Asked()
+
+
+def asking(function: Any) -> Any:
+    """The function, of which the result depends on more than what constants a text holds."""
+
+    @functools.wraps(function)
+    def asked(*args: Any) -> Any:
+        ASKED.anything()
+        return function(*args)
+
+    return asked
+
+
+def _comparing(compare: Callable[[Any, Any], Any]) -> Any:
+    """The comparison, which notes what a text, or the texts in an object or a list, are compared with."""
+
+    def noting(self: Any, other: Any) -> Any:
+        ASKED.constants(other)
+        return compare(self, other)
+
+    return noting
 
 
 class Constant(str):
@@ -94,37 +115,12 @@ class Text(Constant):
             return NotImplemented
         return text_of(bounded(str.__add__(other, self)), ((other, None), *self._parts))
 
-    def __contains__(self, part: Any) -> bool:
-        ASKED.constants(part)
-        return str.__contains__(self, part)
-
-    def __eq__(self, other: Any) -> bool:
-        ASKED.constants(other)
-        return str.__eq__(self, other)
-
-    def __ne__(self, other: Any) -> bool:
-        ASKED.constants(other)
-        return str.__ne__(self, other)
-
-    def __hash__(self) -> int:
-        ASKED.anything()
-        return str.__hash__(self)
-
-    def __lt__(self, other: Any) -> bool:
-        ASKED.anything()
-        return str.__lt__(self, other)
-
-    def __le__(self, other: Any) -> bool:
-        ASKED.anything()
-        return str.__le__(self, other)
-
-    def __ge__(self, other: Any) -> bool:
-        ASKED.anything()
-        return str.__ge__(self, other)
-
-    def __gt__(self, other: Any) -> bool:
-        ASKED.anything()
-        return str.__gt__(self, other)
+    __contains__ = _comparing(str.__contains__)
+    __eq__ = _comparing(str.__eq__)
+    __ne__ = _comparing(str.__ne__)
+    __hash__ = asking(str.__hash__)
+    __lt__, __le__ = asking(str.__lt__), asking(str.__le__)
+    __gt__, __ge__ = asking(str.__gt__), asking(str.__ge__)
 
     def __getitem__(self, key: Any) -> Any:
         found = str.__getitem__(self, key)
@@ -317,17 +313,6 @@ def sum_of_markup(*summands: str) -> Safe:
 Field = Callable[[Origin, str, Any], Any]
 
 
-def _noted(compare: Callable[[Any, Any], Any]) -> Any:
-    """Notes that a comparison of objects or lists asks for the texts in them: they may not be wrapped yet."""
-
-    def noting(self: Any, other: Any) -> Any:
-        if other and isinstance(other, dict | list):
-            ASKED.anything()
-        return compare(self, other)
-
-    return noting
-
-
 class Node(dict):  # type: ignore[type-arg]
     """An object of a record. Its values are wrapped when they are read, because most are never read.
 
@@ -343,8 +328,8 @@ class Node(dict):  # type: ignore[type-arg]
         dict.__init__(self, raw)
         self._raw, self._origin, self._field = raw, origin, field
 
-    __eq__ = _noted(dict.__eq__)
-    __ne__ = _noted(dict.__ne__)
+    __eq__ = _comparing(dict.__eq__)
+    __ne__ = _comparing(dict.__ne__)
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
@@ -375,8 +360,8 @@ class Nodes(list):  # type: ignore[type-arg]
         list.__init__(self, values)
         self._raw, self._origin = raw, origin
 
-    __eq__ = _noted(list.__eq__)
-    __ne__ = _noted(list.__ne__)
+    __eq__ = _comparing(list.__eq__)
+    __ne__ = _comparing(list.__ne__)
 
 
 class NotReplayable(BaseException):
