@@ -23,7 +23,6 @@ from beam_prep.data.rendered import (
     Piece,
     Pieces,
     Rendered,
-    Row,
     Segment,
     pieces_of,
     weight_code,
@@ -40,7 +39,7 @@ from beam_prep.tokens.tokenizer import Tokenizer
 ACTIONS = {"mask": MASK, "train": TRAIN, "$role": BY_ROLE, "$last": TRAIN}
 
 
-class TextCollector:
+class _Collector:
     """Collects the rows of one output.
 
     Args:
@@ -56,29 +55,40 @@ class TextCollector:
 
     def __init__(self, output: Output, chat_format: ChatFormat, roles: Codes[str]) -> None:
         self.output, self.chat_format, self.roles, self.listed = output, chat_format, roles, output.kind == "list"
-        self.rows: list[Row] = []
+        self.rows: list[Any] = []
         self._weights: Codes[float] = {0.0: 0, 1.0: 1}
         self.conversations = None
         if output.conversation:
             self.conversations = Conversations(output, chat_format, roles, self._weights)
 
-    def rows_of(self, record: Record) -> list[Row]:
-        """The rows of a record, each as its sequences. Only a conversation may give several rows, or none.
+    def rows_of(self, record: Record) -> Sequence[Any]:
+        """The rows of a record, each as its sequences or numbers. Only a conversation may give several rows, or none.
 
         Raises:
             Reject: the record cannot be used.
         """
+        if self.output.kind == "value":
+            return [self._numbers(record)]
         if self.output.kind == "list":
             return [[*self._list_row(record)]]
         if self.conversations is not None:
             return [[[piece]] for piece in self.conversations.pieces(record)] or [[[]]]
         return [[self._joint(record) if self.output.joint else [*self._sections(record)]]]
 
-    def build(self) -> Pieces:
-        """The pieces of all rows."""
+    def build(self) -> Pieces | Ragged:
+        """The pieces, or the numbers, of all rows."""
+        if self.output.kind == "value":
+            return Ragged.from_lists(self.rows, np.float64)
         bos = self.output.kind == "ids" and self.output.has_template and self.conversations is None
         reasons = () if self.conversations is None else tuple(self.conversations.reasons)
         return pieces_of(self.rows, tuple(self.roles), bos, np.array(list(self._weights)), reasons)
+
+    def _numbers(self, record: Record) -> list[float]:
+        field = self.output.sections[0].field
+        value = record.get(field)
+        self.listed = isinstance(value, list)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        return [exact_double(number, f"{field}[{place}]") for place, number in enumerate(values)]
 
     def _list_row(self, record: Record) -> Iterator[list[Piece]]:
         for section in self.output.sections:
@@ -180,27 +190,6 @@ def _piece(text: str, special: bool, action: str, prompt: str | None = None, par
     return Piece(checked(text), special, (Segment(*WHOLE, ACTIONS[action]),), prompt, parts=parts)
 
 
-class ValueCollector:
-    """Collects the numbers of one output. For attributes see `TextCollector`."""
-
-    conversations = None
-
-    def __init__(self, output: Output) -> None:
-        self.field, self.listed = output.sections[0].field, False
-        self.rows: list[list[float]] = []
-
-    def rows_of(self, record: Record) -> list[list[float]]:
-        """The numbers of a record, as one row."""
-        value = record.get(self.field)
-        self.listed = isinstance(value, list)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        return [[exact_double(number, f"{self.field}[{place}]") for place, number in enumerate(values)]]
-
-    def build(self) -> Ragged:
-        """The numbers of all rows."""
-        return Ragged.from_lists(self.rows, np.float64)
-
-
 _READ = ("tools", "chat_template_kwargs")
 """Fields that a chat template reads, apart from the fields of the sections."""
 
@@ -270,10 +259,7 @@ class _BlockRenderer:
         self._records, self._outputs, self._chat_format = records, outputs, chat_format
         self._domain_key, self._compares_all = domain_key, compared is None
         roles: Codes[str] = {}
-        self._collectors: list[Any] = [
-            ValueCollector(output) if output.kind == "value" else TextCollector(output, chat_format, roles)
-            for output in outputs
-        ]
+        self._collectors = [_Collector(output, chat_format, roles) for output in outputs]
         self._conversations = [each.conversations for each in self._collectors if each.conversations]
         size = (len(records) if compared is None else compared) if self._conversations else 0
         self._compared = frozenset(sample(records.origin.digest, len(records), size).tolist() if size else ())
@@ -312,9 +298,9 @@ class _BlockRenderer:
         for name, counts in self._counters.items():
             rendered.counters[name] = np.zeros(len(line), np.int64)
             rendered.counters[name][[*counts]] = [*counts.values()]
-        for output, each in zip(outputs, self._collectors, strict=True):
-            target: dict[str, Any] = rendered.values if output.kind == "value" else rendered.pieces
-            target[output.name] = each.build()
+        for each in self._collectors:
+            target: dict[str, Any] = rendered.values if each.output.kind == "value" else rendered.pieces
+            target[each.output.name] = each.build()
         return rendered
 
     def _add(self, place: int, line: int, record: Record) -> bool:
@@ -330,7 +316,7 @@ class _BlockRenderer:
         for each in self._sides:
             seen = with_prompt(seen, each)
         rows = self._rows_of(seen, place, line)
-        if not all(_check(self._outputs, row, self._collectors) for row in rows):
+        if not all(_check(self._collectors, row) for row in rows):
             return False
         self._keep(rows)
         counted = [*(each.counted for each in self._conversations), {DROPPED: dropped} if dropped else {}]
@@ -353,28 +339,29 @@ class _BlockRenderer:
         return rows
 
     def _keep(self, rows: Sequence[Any]) -> None:
-        for output, each, made in zip(self._outputs, self._collectors, zip(*rows, strict=True), strict=True):
+        for each, made in zip(self._collectors, zip(*rows, strict=True), strict=True):
             each.rows += made
-            if output.kind != "value":
+            if each.output.kind != "value":
                 self._characters += sum([len(piece.text) for row in made for sequence in row for piece in sequence])
         check_size(self._characters, self._records, self._chat_format.most_text)
 
 
-def _check(outputs: Sequence[Output], rows: Sequence[Any], collectors: Sequence[Any]) -> bool:
+def _check(collectors: Sequence[_Collector], row: Sequence[Any]) -> bool:
     """True if each output of a record has something, False if none has anything.
 
     Raises:
         Reject: only some outputs have something, or lists and values differ in length.
     """
-    yielded = [any(row) if output.kind != "value" else bool(row) for output, row in zip(outputs, rows, strict=True)]
+    outputs = [each.output for each in collectors]
+    yielded = [any(made) if output.kind != "value" else bool(made) for output, made in zip(outputs, row, strict=True)]
     if not any(yielded):
         return False
     if not all(yielded):
         missing = outputs[yielded.index(False)]
         names = ", ".join(repr(section.field) for section in missing.sections)
         raise Reject("missing_source", f"nothing for {missing.name!r}: {names} absent or empty")
-    lists = [each for each in zip(outputs, rows, collectors, strict=True) if each[2].listed]
-    if len({len(row) for _, row, _ in lists}) > 1:
-        found = ", ".join(f"{len(row)} {output.name}" for output, row, _ in lists)
+    sizes = [(len(made), each.output.name) for each, made in zip(collectors, row, strict=True) if each.listed]
+    if len({size for size, _ in sizes}) > 1:
+        found = ", ".join(f"{size} {name}" for size, name in sizes)
         raise Reject("count_mismatch", f"{found}: wanted as many of each")
     return True
