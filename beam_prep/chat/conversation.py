@@ -424,14 +424,6 @@ _BLANKS = re.compile(r"\s*")
 _WORD = re.compile(r"\w")
 
 
-class KindSpan(NamedTuple):
-    """A part of a rendered text: characters [start, stop), and the code of its kind (see `PART_KINDS`)."""
-
-    start: int
-    stop: int
-    kind: int
-
-
 def without_history_reasoning(messages: Sequence[Message]) -> tuple[list[Message], int]:
     """(the messages, without the reasoning of those before the last question; how many lost reasoning)."""
     last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=0)
@@ -454,8 +446,8 @@ def kinds_of(
     options: MaskOptions,
     prompt: str,
     tokens: Tokens,
-) -> list[KindSpan]:
-    """A message's span, split into parts of one kind each.
+) -> Iterator[tuple[int, int, int]]:
+    """A message's span, split into parts: (begin, end, code of its kind, see `PART_KINDS`).
 
     Constants around the text of reasoning or calls belong to them (`<think>`, `<tool_call>`). Between reasoning and
     calls, the first tag and the blanks behind it belong to the reasoning. Reasoning at the beginning of a content, up
@@ -484,11 +476,9 @@ def kinds_of(
     if options.generation_prompt == "train" and at < start:
         cuts.insert(0, (at, GENERATION_PROMPT))
     places = [*accumulate((min(place, stop) for place, _ in cuts), max), stop]
-    found = []
     for (first, last), (_, kind) in zip(pairwise(places), cuts, strict=True):
         if last > first:
-            found.append(KindSpan(first, last, kind))
-    return found
+            yield first, last, kind
 
 
 def _header(text: str, prompt: str, start: int, tokens: Tokens) -> tuple[int, int]:
