@@ -21,7 +21,8 @@ from _measure import ROOT
 from _page import table, write_markdown
 
 from beam_prep.chat.conversations import CONVERSATIONS, outcome_of
-from beam_prep.chat.template import ChatTemplate, RenderedChat
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.turns import RenderedChat
 from beam_prep.data.block import Reject
 
 MARKER = "template_table"

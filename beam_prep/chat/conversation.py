@@ -18,8 +18,8 @@ from beam_prep.chat.checks import check_messages, checked, variables_of
 from beam_prep.chat.messages import Message, inline_reasoning, is_optional
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.chat.renderer import Tokens
-from beam_prep.chat.template import RenderedChat
 from beam_prep.chat.trace import SourceSpan
+from beam_prep.chat.turns import RenderedChat
 from beam_prep.data.block import Reject
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Codes, Piece, Segment, weight_code
 from beam_prep.data.schema import PART_KINDS, MaskOptions, Output, Section, TurnsApart

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from beam_prep.chat.messages import Message, call, is_optional
 from beam_prep.chat.origins import TOOLS
-from beam_prep.chat.template import ChatTemplate, RenderedChat
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.turns import RenderedChat
 from beam_prep.data.block import Reject
 
 

@@ -75,7 +75,7 @@ class Renderer:
         variables: Mapping[str, Any],
     ) -> None:
         self.special_tokens, self.tokens, self.formed = special_tokens, tokens, formed
-        self._compiled, self._variables = compiled, variables
+        self._compiled, self.variables = compiled, variables
 
     def run(self, messages: Sequence[Message], prompt: bool = False) -> Trace:
         """One rendering, with origins. The messages are in the form that the template takes."""
@@ -85,7 +85,7 @@ class Renderer:
 
     def pieces(self, messages: Sequence[Message], prompt: bool = False) -> list[str]:
         """The strings that the template yields, with origins."""
-        tools = self._variables.get("tools")
+        tools = self.variables.get("tools")
         more = {} if tools is None else {"tools": origins.wrap(tools, Origin(TOOLS, ("tools",)))}
         nodes = [origins.message_node(message, index) for index, message in enumerate(messages)]
         return self._yielded(nodes, prompt, more)
@@ -105,14 +105,14 @@ class Renderer:
 
     def _check_addresses(self, text: str, messages: Sequence[Message]) -> None:
         try:
-            check_addresses(text, (messages, self._variables))
+            check_addresses(text, (messages, self.variables))
         except jinja2.TemplateError as error:
             raise Reject("template_error", f"the chat template raised: {error}") from None
 
     def _yielded(self, messages: Sequence[Any], prompt: bool, more: dict[str, Any]) -> list[str]:
         limits.begin(messages)
         origins.ASKED.texts.clear()
-        given = {"documents": None, "tools": None, **self.special_tokens, **self._variables, **more}
+        given = {"documents": None, "tools": None, **self.special_tokens, **self.variables, **more}
         context = self._compiled.new_context(given | {"messages": messages, "add_generation_prompt": prompt})
         found: list[str] = []
         characters = 0

@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 from jinja2 import nodes
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES, json_of
-from beam_prep.chat.messages import Message, are_plain, not_rendered
+from beam_prep.chat.messages import Message, are_plain
 from beam_prep.chat.origins import ASKED, RAW, NotReplayable, Sealed
 from beam_prep.chat.renderer import Renderer, Tokens
-from beam_prep.chat.turns import Facts, Ranges, Turn, Turns, accounted
+from beam_prep.chat.turns import Facts, Ranges, RenderedChat, Turn, rendered_chat
 from beam_prep.data.block import Reject
 
 Variables = Mapping[str, Any]
-Replayed = tuple[str, list[Turn], bool, int]
-"""(text, turns, whether they are marked, messages with reasoning)"""
 
 _MOST = 1000
 """Most kinds that are kept."""
@@ -57,7 +55,7 @@ class Plan(NamedTuple):
         parts: constants and values, alternating; the first and the last are constants.
         order: the values, in the order of the rendering.
         turns: (message, its spans, its spans by the rule) of each turn, see `Turn`.
-        marked, reasoned: see `RenderedChat`.
+        chat: the rendering of the stand-in.
         asked: constants that the template compares texts with, or searches for, and beginnings of special tokens.
         rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
     """
@@ -65,8 +63,7 @@ class Plan(NamedTuple):
     parts: list[str]
     order: list[Value]
     turns: list[tuple[int, Places, Places]]
-    marked: bool
-    reasoned: int
+    chat: RenderedChat
     asked: frozenset[str]
     rests: tuple[str, ...]
 
@@ -93,7 +90,7 @@ class Replay:
         # The first two characters of each special token.
         self._beginnings = {token[:2] for token in tokens.texts if len(token) > 1}
 
-    def find(self, messages: Sequence[Message], variables: Variables) -> Replayed | None:
+    def find(self, messages: Sequence[Message], variables: Variables) -> RenderedChat | None:
         """The rendering; None: the chat has to be rendered.
 
         Args:
@@ -120,7 +117,7 @@ class Replay:
         except RAISED_BY_TEMPLATES:
             return None  # the chat is nested too deep: the rendering shows what that means
 
-    def _joined(self, plan: Plan, leaves: list[Any]) -> Replayed | None:
+    def _joined(self, plan: Plan, leaves: list[Any]) -> RenderedChat | None:
         texts = [leaves[number] for number, as_json in plan.order if not as_json]
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=2) < 2:
             return None
@@ -141,7 +138,7 @@ class Replay:
         for message, spans, rule in plan.turns:
             moved = _moved(spans, before)
             turns.append(Turn(message, moved, None, moved if rule == spans else _moved(rule, before)))
-        return text, turns, plan.marked, plan.reasoned
+        return plan.chat._replace(text=text, turns=turns)
 
     def _seen(self, key: Any) -> Plan | int | None:
         """The plan of a kind, or how often it, or its roles, came, at most `_OFTEN`; None: it is not replayed."""
@@ -156,29 +153,30 @@ class Replay:
         numbers = itertools.count()
         copies = [_stand_in(message, numbers, _LEVELS) for message in messages]
         tools = _stand_in(variables.get("tools"), numbers, _LEVELS_OF_TOOL)
-        (text, turns, marked, reasoned), asked = self._rendered(copies, variables, tools)
+        chat, asked = self._rendered(copies, variables, tools)
         stand_ins = list[Any]()
         _kinds(copies, stand_ins)
         _kind(tools, stand_ins, _LEVELS_OF_TOOL)
         known = {found[0]: at for at, each in enumerate(stand_ins) if (found := _NUMBER.search(json_of(each)))}
         parts, order, at = list[str](), list[Value](), 0
-        for found in _WRITTEN.finditer(text):
-            parts += (text[at : found.start()], found[0])
+        for found in _WRITTEN.finditer(chat.text):
+            parts += (chat.text[at : found.start()], found[0])
             order.append((known[_NUMBER.findall(found[0])[0]], found[0] not in stand_ins))
             at = found.end()
-        parts.append(text[at:])
+        parts.append(chat.text[at:])
         if any(_MARK in constant for constant in parts[::2]):
             raise NotReplayable  # a value in another form
         self._check_borders(parts)
-        placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
+        placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in chat.turns]
         left_out = itertools.chain.from_iterable(lacking for _, lacking in self._facts_of(variables).gaps.values())
         rests = tuple({rest.strip()[:2] for rest in left_out if rest.strip()})
         rendered, also_asked = self._rendered(messages, variables, variables.get("tools"))
-        plan = Plan(parts, order, placed, marked, reasoned, asked | also_asked | self._beginnings, rests)
+        chat = chat._replace(said=(), replayed=True)
+        plan = Plan(parts, order, placed, chat, asked | also_asked | self._beginnings, rests)
         joined = self._joined(plan, leaves)
         if joined is None and "" not in plan.asked:
             return _AGAIN
-        if joined != rendered:
+        if joined != rendered._replace(said=(), replayed=True):
             raise NotReplayable
         return plan
 
@@ -197,17 +195,13 @@ class Replay:
 
     def _rendered(
         self, messages: Sequence[Message], variables: Variables, tools: Any
-    ) -> tuple[Replayed, frozenset[str]]:
+    ) -> tuple[RenderedChat, frozenset[str]]:
         """A rendering with all texts written, and all turns found by facts; and what it searches texts for."""
         renderer = self._renderer_of(variables if tools is None else {**variables, "tools": tools})
-        rendering = renderer.run(messages)
-        asked = frozenset(ASKED.texts)
-        found = Turns(renderer, self._facts_of(variables), rendering, messages)
-        lost, reasoned = not_rendered(rendering, messages, tools)
-        turns = accounted(found.all(), messages, {index for index, _ in lost})
-        if not found.by_facts or any(turn.reason for turn in turns) or lost:
+        chat, by_facts = rendered_chat(renderer, self._facts_of(variables), messages)
+        if not by_facts or any(turn.reason for turn in chat.turns) or chat.not_rendered:
             raise NotReplayable
-        return (rendering.text, turns, bool(rendering.generation), reasoned), asked
+        return chat, frozenset(ASKED.texts)
 
 
 def _kinds(messages: Sequence[Message], found: list[Any]) -> list[Any]:

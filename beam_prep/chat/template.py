@@ -2,24 +2,15 @@
 
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from beam_prep.chat.environment import compile_template
 from beam_prep.chat.facts import facts_of
-from beam_prep.chat.messages import (
-    OTHER_CONTENTS,
-    Forms,
-    Lost,
-    Message,
-    ToolArguments,
-    inline_reasoning,
-    is_said,
-    not_rendered,
-)
+from beam_prep.chat.messages import OTHER_CONTENTS, Forms, Lost, Message, ToolArguments, inline_reasoning, is_said
 from beam_prep.chat.renderer import Renderer, Tokens
 from beam_prep.chat.replay import Replay
 from beam_prep.chat.trace import SourceSpan
-from beam_prep.chat.turns import Facts, Turn, Turns, accounted
+from beam_prep.chat.turns import Facts, RenderedChat, Turn, rendered_chat
 
 Written = Callable[[Sequence[Message], bool], str | None]
 """(messages, with a generation prompt) -> their text; None if the template raises."""
@@ -118,30 +109,6 @@ _PROBE_TOOLS = [
 ]
 
 
-class RenderedChat(NamedTuple):
-    """A rendered conversation.
-
-    Attributes:
-        text: the rendering, as transformers gives it.
-        turns: of all messages, in order.
-        not_rendered: parts of messages and tools that the template did not write.
-        changed: counter -> number of calls of which the template got arguments, or the id, in another form.
-        marked: the template's `{% generation %}` blocks are the spans of assistants.
-        reasoned: number of messages whose reasoning the template wrote.
-        said: the spans of the messages' own texts, in order.
-        replayed: made without the template; then `said` is empty.
-    """
-
-    text: str
-    turns: list[Turn]
-    not_rendered: list[Lost]
-    changed: Mapping[str, int] = {}
-    marked: bool = False
-    reasoned: int = 0
-    said: Sequence[SourceSpan] = ()
-    replayed: bool = False
-
-
 class ChatTemplate:
     """A compiled chat template with the tokenizer's special tokens.
 
@@ -204,16 +171,10 @@ class ChatTemplate:
                 rendering exceeds a limit; `bad_arguments`: see `Forms`.
         """
         formed, changed = self.formed(messages)
-        if replays and (found := self._replay.find(formed, variables)):
-            text, turns, marked, reasoned = found
-            return RenderedChat(text, turns, [], changed, marked, reasoned, replayed=True)
-        renderer = self.with_variables(variables)
-        rendering = renderer.run(formed)
-        lost, reasoned = not_rendered(rendering, formed, variables.get("tools"))
-        turns = Turns(renderer, self.facts(variables), rendering, formed).all()
-        turns = accounted(turns, formed, {index for index, _ in lost})
-        marked = bool(rendering.generation)
-        return RenderedChat(rendering.text, turns, lost, changed, marked, reasoned, rendering.segments)
+        chat = self._replay.find(formed, variables) if replays else None
+        if chat is None:
+            chat, _ = rendered_chat(self.with_variables(variables), self.facts(variables), formed)
+        return chat._replace(changed=changed)
 
     def render_plainly(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
         """Renders without origins, exactly as transformers does, and takes the turns from renderings of prefixes.

@@ -17,12 +17,12 @@ import bisect
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
-from beam_prep.chat.messages import Message, are_plain, is_said
+from beam_prep.chat.messages import Lost, Message, are_plain, is_said, not_rendered
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer, Tokens
 from beam_prep.chat.trace import END, Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
@@ -61,6 +61,30 @@ class Turn(NamedTuple):
     spans: Ranges
     reason: tuple[str, str] | None = None
     rule: Ranges = ()
+
+
+class RenderedChat(NamedTuple):
+    """A rendered conversation.
+
+    Attributes:
+        text: the rendering, as transformers gives it.
+        turns: of all messages, in order.
+        not_rendered: parts of messages and tools that the template did not write.
+        changed: counter -> number of calls of which the template got arguments, or the id, in another form.
+        marked: the template's `{% generation %}` blocks are the spans of assistants.
+        reasoned: number of messages whose reasoning the template wrote.
+        said: the spans of the messages' own texts, in order.
+        replayed: made without the template; then `said` is empty.
+    """
+
+    text: str
+    turns: list[Turn]
+    not_rendered: list[Lost]
+    changed: Mapping[str, int] = {}
+    marked: bool = False
+    reasoned: int = 0
+    said: Sequence[SourceSpan] = ()
+    replayed: bool = False
 
 
 class Header(NamedTuple):
@@ -757,14 +781,20 @@ def _blanks(text: str, at: int) -> str:
 UNPLACED = "turn_unplaced", "the template writes it, but where is not known"
 
 
-def accounted(turns: list[Turn], messages: Sequence[Message], lost: set[int]) -> list[Turn]:
-    """The turns; a turn without span or reason is refused, unless its message is empty or not written."""
-    return [
-        turn
-        if any(begin < end for begin, end in turn.spans + turn.rule)
-        or turn.reason
-        or turn.message in lost
-        or not is_said(messages[turn.message])
-        else turn._replace(reason=UNPLACED)
-        for turn in turns
-    ]
+def rendered_chat(renderer: Renderer, facts: Facts, messages: Sequence[Message]) -> tuple[RenderedChat, bool]:
+    """(a conversation in the form that the template takes, rendered once; whether the facts gave all its turns).
+
+    A turn without span or reason is refused, unless its message is empty or not written.
+    """
+    rendering = renderer.run(messages)
+    lost, reasoned = not_rendered(rendering, messages, renderer.variables.get("tools"))
+    not_written = {index for index, _ in lost}
+    found = Turns(renderer, facts, rendering, messages)
+    turns = []
+    for turn, message in zip(found.all(), messages, strict=True):
+        is_empty = not any(begin < end for begin, end in turn.spans + turn.rule)
+        if is_empty and turn.reason is None and turn.message not in not_written and is_said(message):
+            turn = turn._replace(reason=UNPLACED)
+        turns.append(turn)
+    marked = bool(rendering.generation)
+    return RenderedChat(rendering.text, turns, lost, {}, marked, reasoned, rendering.segments), found.by_facts

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from beam_prep.chat.messages import has_words
-from beam_prep.chat.template import ChatTemplate, RenderedChat
-from beam_prep.chat.turns import Turn, shared
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.turns import RenderedChat, Turn, shared
 from tests.chat import generated_templates as gen
 from tests.chat.generated_templates import Choices, Message, Ranges, Rendered, Template
 
