@@ -112,7 +112,7 @@ def _around(probes: list[Probe]) -> _Around:
             place, following = found.get(index), found.get(index + 1)
             if message["role"] != "assistant" or "tool_calls" in message or place is None:
                 continue
-            tail = constants(rendering, place.end, following.begin if following else place.before)
+            tail = "".join(constants(rendering, place.end, following.begin if following else place.before))
             if index == len(messages) - 1:
                 around.last.append(tail)
                 texts = (each.end for each in rendering.segments if each.index == index and each.begin >= place.begin)

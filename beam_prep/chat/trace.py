@@ -2,7 +2,7 @@
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -132,14 +132,17 @@ def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, TurnPlace]:
     return {index: place for index, place in (found | silent).items() if place is not None}
 
 
-def constants(rendering: Trace, begin: int, end: int) -> str:
-    """The template's own text in a part of a rendering."""
-    pieces = []
-    for segment in rendering.segments:
-        if begin <= segment.begin < end:
-            pieces.append(rendering.text[begin : segment.begin])
-            begin = segment.end
-    return "".join((*pieces, rendering.text[begin:end]))
+def constants(rendering: Trace, begin: int, end: int) -> Iterator[str]:
+    """The template's own texts in a part of a rendering."""
+    segments = rendering.segments
+    first = bisect.bisect_left(segments, (begin,))
+    begin = max([begin, *(each.end for each in segments[first - 1 : first])])
+    for segment in map(segments.__getitem__, range(first, len(segments))):
+        if segment.begin >= end:
+            break
+        yield rendering.text[begin : segment.begin]
+        begin = segment.end
+    yield rendering.text[begin:end]
 
 
 def says(rendering: Trace, segment: SourceSpan) -> bool:

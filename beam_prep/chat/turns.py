@@ -25,7 +25,7 @@ from beam_prep.chat.environment import RAISED_BY_TEMPLATES
 from beam_prep.chat.messages import Lost, Message, are_plain, is_said, not_rendered
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer, Tokens
-from beam_prep.chat.trace import END, Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
+from beam_prep.chat.trace import END, Said, SourceSpan, Trace, TurnPlace, constants, places, said, spoken_by_others
 from beam_prep.data.block import Reason, Reject
 
 PLAIN = "Plainly."
@@ -572,17 +572,8 @@ class Turns:
         if not known and any(map(self._tokens.special.search, self._between_repeated(begin, stop))):
             raise Refused("turn_apart", "its text is repeated behind a special token")
         end = known or self._renderer.special_tokens.get("eos_token")
-        at = self._text.find(end, begin, stop) if end else -1
-        while end and at >= 0:
-            if not self._is_said(at):
-                raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
-            at = self._text.find(end, at + 1, stop)
-
-    def _is_said(self, at: int) -> bool:
-        """Whether a character comes from a message or the tools."""
-        segments = self._trace.segments
-        behind = bisect.bisect_right(segments, at, key=itemgetter(0))
-        return any(at < each.end for each in segments[behind - 1 : behind])
+        if end and end in self._text[begin:stop] and any(end in own for own in constants(self._trace, begin, stop)):
+            raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
 
     def _between_repeated(self, begin: int, stop: int) -> Iterator[str]:
         """The texts between segments and their repetitions, in a part of the rendering."""
