@@ -260,7 +260,6 @@ class Turns:
     def all(self) -> list[Turn]:
         """The turns of all messages, in order."""
         found: list[Turn] = []
-        spoken = 0  # where a text of users and assistants begins behind all earlier ones
         for index, message in enumerate(self._messages):
             spans: Ranges = ()
             reason = None
@@ -268,7 +267,7 @@ class Turns:
             begin = place.begin if place is not None and not place.silent else None  # of its written text
             try:
                 if message["role"] == "assistant":
-                    if begin is not None and (self._facts.disordered or begin < spoken):
+                    if begin is not None and self._facts.disordered:
                         raise Refused("turn_apart", "it stands before an earlier message")
                     before = found[-1] if found and self._messages[index - 1]["role"] == "assistant" else None
                     spans = self._spans(index, before)
@@ -277,8 +276,6 @@ class Turns:
             except Refused as refused:
                 if begin is not None:  # an empty message loses nothing
                     reason = refused.reason, str(refused)
-            if begin is not None and message["role"] in ("user", "assistant"):
-                spoken = max(spoken, begin)
             if self._trace.generation and message["role"] == "assistant":
                 found.append(Turn(index, self._marked(index), None, spans))
             else:
