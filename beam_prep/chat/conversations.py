@@ -3,7 +3,7 @@
 import functools
 from typing import Any, NamedTuple
 
-from beam_prep.chat.messages import Message, call, is_optional
+from beam_prep.chat.messages import Message, call, is_optional, result, tool
 from beam_prep.chat.origins import TOOLS
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.chat.turns import RenderedChat
@@ -14,15 +14,6 @@ def _says(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
 
-def _result(name: str, content: str, place: int = 0) -> Message:
-    return _says("tool", content, name=name, tool_call_id=call(name, {}, place)["id"])
-
-
-def _tool(name: str, description: str, parameter: str, kind: str) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {parameter: {"type": kind}}, "required": [parameter]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
-
-
 def _chat(*messages: Message, **more: Any) -> dict[str, Any]:
     return {"messages": [*messages], **more}
 
@@ -30,9 +21,9 @@ def _chat(*messages: Message, **more: Any) -> dict[str, Any]:
 _user, _answer = functools.partial(_says, "user"), functools.partial(_says, "assistant")
 _there, _colour, _sum = _user("Are you there?"), _user("Name a colour."), _user("What is 2 + 5?")
 _asked, _call = _user("When is the next train to Bern?"), call("next_train", {"to": "Bern"})
-_found = _result("next_train", "At 9:14."), _answer("It leaves at 9:14.")
+_found = result("next_train", "At 9:14."), _answer("It leaves at 9:14.")
 _with_tools = functools.partial(
-    _chat, tools=[_tool("next_train", "Finds a train.", "to", "string"), _tool("price", "Asks.", "km", "integer")]
+    _chat, tools=[tool("next_train", "Finds a train.", "to", "string"), tool("price", "Asks.", "km", "integer")]
 )
 
 CONVERSATIONS: dict[str, dict[str, Any]] = {
@@ -69,7 +60,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     "parallel calls": _with_tools(
         _user("When does it leave, and what do 120 km cost?"),
         _answer(None, tool_calls=[_call, call("price", {"km": 120}, 1)]),
-        *(_result("next_train", "At 9:14."), _result("price", "40 francs.", 1)),
+        *(result("next_train", "At 9:14."), result("price", "40 francs.", 1)),
         _answer("It leaves at 9:14 and costs 40 francs."),
     ),
     "reasoning in a field": _chat(_sum, _answer("7.", reasoning_content="Two and five make seven.")),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from beam_prep.chat.messages import Message, call
+from beam_prep.chat.messages import Message, call, result
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.trace import Trace, constants, places
 from beam_prep.chat.turns import RAISED, Facts, Refused, Turns, header_of
@@ -197,14 +197,10 @@ def _answer(text: str, *calls: dict[str, Any], **more: Any) -> Message:
     return {"role": "assistant", "content": text, **more, **({"tool_calls": [*calls]} if calls else {})}
 
 
-def _result(text: str, name: str, place: int = 0) -> Message:
-    return {"role": "tool", "name": name, "tool_call_id": f"call0000{place + 1}", "content": text}
-
-
 def _probes() -> Iterator[list[Message]]:
     look, add = call("look_up", {"word": "Harbour"}), call("add_up", {"one": "Three", "two": "Five"}, 1)
     thought = {"reasoning_content": "Thinking about that."}
-    found, sum_ = _result("It was found.", "look_up"), _result("It is eight.", "add_up", 1)
+    found, sum_ = result("look_up", "It was found."), result("add_up", "It is eight.", 1)
     system = {"role": "system", "content": "Speak in brief."}
     asked, again, finally_ = _user("What is that thing?"), _user("Why is it there?"), _user("Who brought it?")
     plain, other, last = _answer("Surely a boat."), _answer("For the fish."), _answer("Nobody knows.")

@@ -47,6 +47,17 @@ def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
     return {"id": f"call0000{place + 1}", "type": "function", "function": function}
 
 
+def result(name: str, content: str, place: int = 0) -> Message:
+    """The result of a `call`, for probes."""
+    return {"role": "tool", "content": content, "name": name, "tool_call_id": call(name, {}, place)["id"]}
+
+
+def tool(name: str, description: str, parameter: str, kind: str) -> dict[str, Any]:
+    """The schema of a tool, for probes."""
+    schema = {"type": "object", "properties": {parameter: {"type": kind}}, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
 def is_legacy(message: Message) -> bool:
     """True for a call or a result in the form that OpenAI's API had before `tool_calls`, the role `tool` and ids."""
     without_id = any(not each.get("id") for each in message.get("tool_calls") or ())
