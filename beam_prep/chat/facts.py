@@ -120,7 +120,7 @@ def _around(probes: list[Probe]) -> _Around:
             elif messages[index + 1]["role"] == "user":
                 around.before.append(rendering.text[place.after : place.begin])
                 around.behind.append(tail)
-                around.own.append(rendering.text[place.end : rendering.next_mark(index, place.end)])
+                around.own.append(rendering.text[place.end : rendering.next_mark(index, place.end)[0]])
     return around
 
 

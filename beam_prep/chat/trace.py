@@ -47,11 +47,16 @@ class Trace(NamedTuple):
     marks: list[tuple[int, int]]
     generation: list[tuple[int, int]]
 
-    def next_mark(self, index: int, at: int) -> int:
-        """Where the next message's mark begins behind a place; the end of the rendering if there is none."""
+    def owner(self, at: int) -> int:
+        """The message that the template renders before a place; -1: unknown."""
+        k = bisect.bisect_left(self.marks, (at,))
+        return self.marks[k - 1][1] if k else -1
+
+    def next_mark(self, index: int, at: int) -> tuple[int, int]:
+        """(where the next message's mark begins behind a place, that message); the end and -1 if there is none."""
         k = bisect.bisect_left(self.marks, (at,))
         k += k < len(self.marks) and self.marks[k][1] == index  # skip a mark of the same message
-        return self.marks[k][0] if k < len(self.marks) else len(self.text)
+        return self.marks[k] if k < len(self.marks) else (len(self.text), -1)
 
 
 def trace(pieces: Sequence[str]) -> Trace:

@@ -312,7 +312,7 @@ class Turns:
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         text = self._text
-        stop = min(self._trace.next_mark(index, place.end), place.before, len(text))
+        stop = min(self._trace.next_mark(index, place.end)[0], place.before, len(text))
         behind_blanks = min(place.end + len(_blanks(text, place.end)), stop)
         end = self._tokens.special.match(text, behind_blanks, stop)
         if end is None:
@@ -661,14 +661,10 @@ class Turns:
 
     def _tail_end(self, index: int, place: TurnPlace, at: int) -> int:
         """The end of what the template writes for a message."""
-        marks, limit = self._trace.marks, min(place.before, len(self._text.removesuffix(self._facts.always)))
-        k = self._first_mark(at)
-        owner = marks[k - 1][1] if k else -1
-        if k < len(marks) and marks[k] == (at, index):
-            owner, k = index, k + 1
+        trace, limit = self._trace, min(place.before, len(self._text.removesuffix(self._facts.always)))
         following = self._messages[index + 1] if index + 1 < len(self._messages) else None
-        if owner == index:
-            until, who = marks[k] if k < len(marks) else (limit, -1)
+        if index in (trace.owner(at), trace.owner(at + 1)):
+            until, who = trace.next_mark(index, at)
             other = self.places.get(index + 1)
             begins_behind = who == index + 1 and other is not None and other.begin >= until
             # A tool's empty result may stand in this turn: no text shows where.
@@ -678,9 +674,6 @@ class Turns:
             return limit
         self.by_facts = False
         return self._cut_end(index + 1, index, place, at)
-
-    def _first_mark(self, at: int) -> int:
-        return bisect.bisect_left(self._trace.marks, (at,))
 
     def _cut_end(self, count: int, index: int, place: TurnPlace, at: int) -> int:
         """See `_tail_end`; found by rendering the first messages, once for all messages of a kind with such a tail."""
@@ -734,8 +727,8 @@ class Turns:
         first = bisect.bisect_right(self._blocks, after, key=itemgetter(1))
         last = bisect.bisect_left(self._blocks, before, key=itemgetter(0))
         for begin, at in self._blocks[first:last]:
-            k = self._first_mark(at)
-            current = self.places.get(self._trace.marks[k - 1][1]) if k else place
+            owner = self._trace.owner(at)
+            current = self.places.get(owner) if owner >= 0 else place
             if current is not place and (current is None or current.silent):
                 continue  # the block belongs to a message that says nothing
             own = current is place or current is None or not begin <= current.begin <= current.end <= at
