@@ -151,7 +151,7 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
         written = {*template.special_tokens.values()}
         candidates = [token for token in controls if token in template.source or token in written]
         parsed = parsed_tokens(template.with_answer, candidates, controls)
-    guard = Guard(rule, controls, tuple(parsed), tokenizer)
+    guard = Guard(rule, controls, parsed, tokenizer)
     if rule == "escape":
         _check_escapes(Guard(rule, controls), tokenizer)
     return guard

@@ -13,7 +13,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from beam_prep.chat.messages import Message, text_of_part
@@ -132,14 +131,13 @@ def _is_behind(number: int, token: "tokenizers.AddedToken", tokenizer: Tokenizer
     return token.normalized or any(piece.id == number for word in words for piece in rust.model.tokenize(word))
 
 
-@dataclass(frozen=True, slots=True)
 class Guard:
     r"""The rule for texts of control tokens in a record's own texts.
 
     >>> Guard("escape", ("<x>",))({"a": "<x>", "b": ["c"]}, "field")
     {'a': '<\u2060x>', 'b': ['c']}
 
-    Attributes:
+    Args:
         rule: `keep`: they become the tokens (as in transformers and TRL); `escape`: an invisible character after the
             first one makes them plain text; `reject`: the record is rejected (`control_token`).
         controls: texts of the control tokens.
@@ -147,17 +145,16 @@ class Guard:
         tokenizer: its normaliser may turn other texts into control tokens.
     """
 
-    rule: Rule = "keep"
-    controls: tuple[str, ...] = ()
-    parsed: tuple[str, ...] = ()
-    tokenizer: Tokenizer | None = None
-    _anywhere: Search = field(init=False, repr=False, compare=False)
-    _in_answers: Search = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_anywhere", search_of(self.controls, self.tokenizer))
-        others = [token for token in self.controls if token not in self.parsed]
-        object.__setattr__(self, "_in_answers", search_of(others, self.tokenizer))
+    def __init__(
+        self,
+        rule: Rule = "keep",
+        controls: Sequence[str] = (),
+        parsed: Collection[str] = (),
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.rule, self.controls, self.parsed = rule, controls, parsed
+        self._anywhere = search_of(controls, tokenizer)
+        self._in_answers = search_of([token for token in controls if token not in parsed], tokenizer)
 
     def __call__(self, value: Any, where: str) -> Any:
         """The value with all its strings guarded, and also the keys of objects, because templates write them.

@@ -162,9 +162,7 @@ def text_of(value: str, parts: tuple[Part, ...]) -> Text:
 
 def one(value: str, origin: Origin) -> Text:
     """A string with a single origin."""
-    made = _new(Text, value)
-    made._parts = ((value, origin),)
-    return made
+    return text_of(value, ((value, origin),))
 
 
 def parts_of(value: str) -> tuple[Part, ...]:

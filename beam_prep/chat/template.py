@@ -39,8 +39,9 @@ def turns_by_prefixes(text: str, messages: Sequence[Message], written: Written) 
 
 
 def _span(text: str, messages: Sequence[Message], index: int, written: Written) -> tuple[int, int] | None:
-    if messages[index]["role"] != "assistant" or _is_one_of_several(messages, index):
-        return None
+    around = [message["role"] for message in messages[max(index - 1, 0) : index + 2]]
+    if messages[index]["role"] != "assistant" or around.count("assistant") > 1:
+        return None  # prefixes do not show where one of two answers in a row ends
     before, after = written(messages[:index], True), written(messages[: index + 1], False)
     if before is None or after is None or not text.startswith(before) or not text.startswith(after):
         return None
@@ -52,13 +53,6 @@ def _span(text: str, messages: Sequence[Message], index: int, written: Written) 
 def _prompted(messages: Sequence[Message], index: int, written: Written) -> bool:
     """True if the template writes a generation prompt there; without one, prefixes do not show a turn's begin."""
     return written(messages[:index], True) != written(messages[:index], False)
-
-
-def _is_one_of_several(messages: Sequence[Message], index: int) -> bool:
-    """True for one of two answers in a row: prefixes do not show where one of them ends."""
-    return any(
-        0 <= other < len(messages) and messages[other]["role"] == "assistant" for other in (index - 1, index + 1)
-    )
 
 
 def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], written: Written, tokens: Tokens) -> bool:
