@@ -196,11 +196,19 @@ class Conversations:
         return _Chat(messages, variables, actions, codes, _answer_of(sections, messages, actions))
 
     def _without_history_reasoning(self, chat: _Chat) -> _Chat:
-        """The conversation of a row without what `drop_history` removes."""
+        """The conversation of a row, with `drop_history` without the reasoning of messages before the last question."""
         options = self._chat_format.rules.mask_options
         if options is None or options.reasoning != "drop_history":
             return chat
-        messages, dropped = without_history_reasoning(chat.messages)
+        last = max((place for place, message in enumerate(chat.messages) if message["role"] == "user"), default=0)
+        messages, dropped = [], 0
+        for place, message in enumerate(chat.messages):
+            inline, rest = inline_reasoning(message)
+            if place < last and (inline or any(map(message.get, REASONING_FIELDS))):
+                message = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
+                message |= {"content": rest} if inline else {}
+                dropped += 1
+            messages.append(message)
         if dropped:
             self.counted["reasoning_dropped"] = dropped  # the last of several rows has most of the history
         return chat._replace(messages=messages)
@@ -422,20 +430,6 @@ CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 _INLINE_END = re.compile(r"</think>\n*")
 _BLANKS = re.compile(r"\s*")
 _WORD = re.compile(r"\w")
-
-
-def without_history_reasoning(messages: Sequence[Message]) -> tuple[list[Message], int]:
-    """(the messages, without the reasoning of those before the last question; how many lost reasoning)."""
-    last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=0)
-    kept, lost = [], 0
-    for place, message in enumerate(messages):
-        inline, rest = inline_reasoning(message)
-        if place < last and (inline or any(message.get(key) for key in REASONING_FIELDS)):
-            message = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
-            message |= {"content": rest} if inline else {}
-            lost += 1
-        kept.append(message)
-    return kept, lost
 
 
 def kinds_of(

@@ -263,20 +263,17 @@ class Turns:
         for index, message in enumerate(self._messages):
             spans: Ranges = ()
             reason = None
-            place = self.places.get(index)
-            begin = place.begin if place is not None and not place.silent else None  # of its written text
+            is_answer = message["role"] == "assistant"
             try:
-                if message["role"] == "assistant":
-                    if begin is not None and self._facts.disordered:
-                        raise Refused("turn_apart", "it stands before an earlier message")
+                if is_answer:
                     before = found[-1] if found and self._messages[index - 1]["role"] == "assistant" else None
                     spans = self._spans(index, before)
                 else:
                     spans = self._spans_of_other(index)
             except Refused as refused:
-                if begin is not None:  # an empty message loses nothing
+                if not self.places[index].silent:  # an empty message loses nothing
                     reason = refused.reason, str(refused)
-            if self._trace.generation and message["role"] == "assistant":
+            if self._trace.generation and is_answer:
                 found.append(Turn(index, self._marked(index), None, spans))
             else:
                 found.append(Turn(index, spans, reason))
@@ -287,6 +284,8 @@ class Turns:
         place = self.places.get(index)
         if place is None:
             return ()
+        if self._facts.disordered and not place.silent:
+            raise Refused("turn_apart", "it stands before an earlier message")
         if place.apart:
             raise Refused("turn_apart", place.apart)
         spans: list[tuple[int, int]] = []
