@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.chat.chat_format import ChatFormat, chat_format_of
-from beam_prep.chat.checks import check_messages, check_size, checked, list_of, text_of
+from beam_prep.chat.checks import check_messages, checked, list_of, text_of
 from beam_prep.chat.conversation import DIFFERENT, Conversations
 from beam_prep.data.block import Reject, sample, step, without_collector
 from beam_prep.data.fim import Parts
@@ -193,6 +193,9 @@ def _piece(text: str, special: bool, action: str, prompt: str | None = None, par
 _READ = ("tools", "chat_template_kwargs")
 """Fields that a chat template reads, apart from the fields of the sections."""
 
+_MORE = 16
+"""Characters of text that each byte of a block may always give."""
+
 COMPARED = 8
 """Conversations of a block that are compared with transformers' own rendering."""
 
@@ -339,11 +342,18 @@ class _BlockRenderer:
         return rows
 
     def _keep(self, rows: Sequence[Any]) -> None:
+        """Keeps the rows of a record, unless the texts of the block are now much larger than the block."""
         for each, made in zip(self._collectors, zip(*rows, strict=True), strict=True):
             each.rows += made
             if each.output.kind != "value":
                 self._characters += sum([len(piece.text) for row in made for sequence in row for piece in sequence])
-        check_size(self._characters, self._records, self._chat_format.most_text)
+        ledger, path = self._records.ledger, self._records.origin.source.path
+        most = max(self._chat_format.most_text, _MORE * len(ledger.raw))
+        if self._characters > most:
+            raise RunError(
+                f"the texts of {len(ledger.starts)} lines of {path!r} have more than {most} "
+                "characters: the chat template writes much more than it gets; fix it, or give a smaller --block_bytes"
+            )
 
 
 def _check(collectors: Sequence[_Collector], row: Sequence[Any]) -> bool:

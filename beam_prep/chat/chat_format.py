@@ -30,7 +30,7 @@ class ChatFormat:
         fim: `rules.fim` with the tokenizer's sentinels.
         sentinels: finds the sentinels of `fim`.
         plain: conversations are rendered by `ChatTemplate.render_plainly`.
-        most_text: most characters of the texts of a block: see `checks.check_size`.
+        most_text: most characters of the texts of a block, unless the block is large.
     """
 
     template: ChatTemplate | None

@@ -6,9 +6,8 @@ from typing import Any
 from beam_prep.chat.messages import Message, text_of_part
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.data.block import Reject
-from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, parsed_field, template_kwargs, tools
-from beam_prep.reading.records import Record, Records, are_bare, describe
+from beam_prep.reading.records import Record, are_bare, describe
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:
@@ -224,26 +223,3 @@ def list_of(record: Record, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a list (list_field is true)")
     return value
-
-
-_MORE = 16
-"""Characters of text that each byte of a block may always give."""
-
-
-def check_size(characters: int, records: Records, most: int) -> None:
-    """Checks that the texts of a block are not much larger than the block.
-
-    Args:
-        characters: of the block's texts.
-        records: the block.
-        most: most characters; of a larger block, `_MORE` for each byte.
-
-    Raises:
-        RunError: there are more.
-    """
-    most = max(most, _MORE * len(records.ledger.raw))
-    if characters > most:
-        raise RunError(
-            f"the texts of {len(records.ledger.starts)} lines of {records.origin.source.path!r} have more than {most} "
-            "characters: the chat template writes much more than it gets; fix it, or give a smaller --block_bytes"
-        )

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -55,10 +56,11 @@ class Tokens:
         return last.start() if last and last.start() < end < last.end() else end
 
 
+@dataclass(slots=True)
 class Renderer:
     """A template with the variables of a record.
 
-    Args:
+    Attributes:
         compiled: the template.
         special_tokens: by their names in templates.
         tokens: patterns for all special tokens.
@@ -66,16 +68,11 @@ class Renderer:
         variables: `tools`, and other variables of the template.
     """
 
-    def __init__(
-        self,
-        compiled: jinja2.Template,
-        special_tokens: Mapping[str, str],
-        tokens: Tokens,
-        formed: Callable[[Sequence[Message]], tuple[Sequence[Message], dict[str, int]]],
-        variables: Mapping[str, Any],
-    ) -> None:
-        self.special_tokens, self.tokens, self.formed = special_tokens, tokens, formed
-        self._compiled, self.variables = compiled, variables
+    compiled: jinja2.Template
+    special_tokens: Mapping[str, str]
+    tokens: Tokens
+    formed: Callable[[Sequence[Message]], tuple[Sequence[Message], dict[str, int]]]
+    variables: Mapping[str, Any]
 
     def run(self, messages: Sequence[Message], prompt: bool = False) -> Trace:
         """One rendering, with origins. The messages are in the form that the template takes."""
@@ -113,11 +110,11 @@ class Renderer:
         limits.begin(messages)
         origins.ASKED.texts.clear()
         given = {"documents": None, "tools": None, **self.special_tokens, **self.variables, **more}
-        context = self._compiled.new_context(given | {"messages": messages, "add_generation_prompt": prompt})
+        context = self.compiled.new_context(given | {"messages": messages, "add_generation_prompt": prompt})
         found: list[str] = []
         characters = 0
         try:
-            pieces = self._compiled.root_render_func(context)
+            pieces = self.compiled.root_render_func(context)
             while chunk := list(itertools.islice(pieces, _AT_ONCE)):
                 found += chunk
                 characters += sum(map(str.__len__, chunk))

@@ -55,23 +55,6 @@ def _prompted(messages: Sequence[Message], index: int, written: Written) -> bool
     return written(messages[:index], True) != written(messages[:index], False)
 
 
-def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], written: Written, tokens: Tokens) -> bool:
-    """True if the spans of an assistant turn differ from those of prefixes by more than blanks."""
-    for turn in turns:
-        if not is_said(messages[turn.message]):
-            continue
-        shown = _span(text, messages, turn.message, written)
-        if shown is None:
-            continue
-        (first, _), (_, last) = turn.spans[0], turn.spans[-1]
-        begins_elsewhere = bool(text[min(first, shown[0]) : max(first, shown[0])].strip())
-        # The model does not write what stands behind an end token.
-        ends = {token.end() for token in tokens.special.finditer(text, *shown)}
-        if (begins_elsewhere or (shown[1] in ends and last not in ends)) and _prompted(messages, turn.message, written):
-            return True
-    return False
-
-
 def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:
     """Contents, and texts in place of them, that are missing in a text, and calls whose names are missing."""
     lost: list[Lost] = []
@@ -172,15 +155,27 @@ class ChatTemplate:
         return RenderedChat(text, turns, not_in(text, formed), changed)
 
     def differs(self, rendered: RenderedChat, messages: Sequence[Message], /, **variables: Any) -> bool:
-        """True if transformers renders another text, or renderings of prefixes show other turns."""
+        """True if transformers renders another text, or if prefixes show turns that differ by more than blanks."""
         formed, renderer = self.formed(messages)[0], self.with_variables(variables)
         if rendered.text != renderer.text(formed):
             return True
         if rendered.marked or not self.generation_prompt(**variables):
             return False
+        text = rendered.text
         answers = [turn for turn in rendered.turns if turn.spans and formed[turn.message]["role"] == "assistant"]
         sampled = answers if len(answers) <= 2 * _TURNS else [*answers[:_TURNS], *answers[-_TURNS:]]
-        return contradict(rendered.text, sampled, formed, renderer.written, self.tokens)
+        for turn in sampled:
+            shown = _span(text, formed, turn.message, renderer.written)
+            if shown is None or not is_said(formed[turn.message]):
+                continue
+            (first, _), (_, last) = turn.spans[0], turn.spans[-1]
+            begins_elsewhere = bool(text[min(first, shown[0]) : max(first, shown[0])].strip())
+            # The model does not write what stands behind an end token.
+            ends = {token.end() for token in self.tokens.special.finditer(text, *shown)}
+            is_different = begins_elsewhere or (shown[1] in ends and last not in ends)
+            if is_different and _prompted(formed, turn.message, renderer.written):
+                return True
+        return False
 
     def generation_prompt(self, /, **variables: Any) -> str:
         """The generation prompt behind a question; "" if the template has none."""
