@@ -22,22 +22,6 @@ NOT_SHOWN = (
 )
 
 
-def turns_by_prefixes(text: str, messages: Sequence[Message], written: Written) -> list[Turn]:
-    """The turns of all messages. Turns that renderings of prefixes do not show are refused.
-
-    Args:
-        text: the whole conversation.
-        messages: its messages.
-        written: renders messages.
-    """
-    return [
-        Turn(index, (span,))
-        if (span := _span(text, messages, index, written)) and _prompted(messages, index, written)
-        else Turn(index, (), NOT_SHOWN)
-        for index in range(len(messages))
-    ]
-
-
 def _span(text: str, messages: Sequence[Message], index: int, written: Written) -> tuple[int, int] | None:
     around = [message["role"] for message in messages[max(index - 1, 0) : index + 2]]
     if messages[index]["role"] != "assistant" or around.count("assistant") > 1:
@@ -151,7 +135,12 @@ class ChatTemplate:
         formed, changed = self.formed(messages)
         renderer = self.with_variables(variables)
         text = renderer.text(formed)
-        turns = turns_by_prefixes(text, formed, renderer.written)
+        turns = [
+            Turn(index, (span,))
+            if (span := _span(text, formed, index, renderer.written)) and _prompted(formed, index, renderer.written)
+            else Turn(index, (), NOT_SHOWN)
+            for index in range(len(formed))
+        ]
         return RenderedChat(text, turns, not_in(text, formed), changed)
 
     def differs(self, rendered: RenderedChat, messages: Sequence[Message], /, **variables: Any) -> bool:
