@@ -260,20 +260,26 @@ class Turns:
     def all(self) -> list[Turn]:
         """The turns of all messages, in order."""
         found: list[Turn] = []
+        spoken = 0  # where a text of users and assistants begins behind all earlier ones
         for index, message in enumerate(self._messages):
             spans: Ranges = ()
             reason = None
-            is_answer = message["role"] == "assistant"
+            place = self.places.get(index)
+            begin = place.begin if place is not None and not place.silent else None  # of its written text
             try:
-                if is_answer:
+                if message["role"] == "assistant":
+                    if begin is not None and (self._facts.disordered or begin < spoken):
+                        raise Refused("turn_apart", "it stands before an earlier message")
                     before = found[-1] if found and self._messages[index - 1]["role"] == "assistant" else None
                     spans = self._spans(index, before)
                 else:
                     spans = self._spans_of_other(index)
             except Refused as refused:
-                if not self.places[index].silent:  # an empty message loses nothing
+                if begin is not None:  # an empty message loses nothing
                     reason = refused.reason, str(refused)
-            if self._trace.generation and is_answer:
+            if begin is not None and message["role"] in ("user", "assistant"):
+                spoken = max(spoken, begin)
+            if self._trace.generation and message["role"] == "assistant":
                 found.append(Turn(index, self._marked(index), None, spans))
             else:
                 found.append(Turn(index, spans, reason))
@@ -284,8 +290,6 @@ class Turns:
         place = self.places.get(index)
         if place is None:
             return ()
-        if self._facts.disordered and not place.silent:
-            raise Refused("turn_apart", "it stands before an earlier message")
         if place.apart:
             raise Refused("turn_apart", place.apart)
         spans: list[tuple[int, int]] = []
