@@ -34,9 +34,7 @@ PLAIN = "Plainly."
 Ranges = tuple[tuple[int, int], ...]
 RAISED = (*RAISED_BY_TEMPLATES, Reject)
 
-_TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
-"""Tags that open the reasoning in a generation prompt."""
-_WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
+_WORD, _BLANKS = re.compile(r"\w"), re.compile(r"\s*")
 _NAMES = re.compile(r"\w+")
 _SEVERAL_WORDS = re.compile(r"\w\W+\w")
 _NUMBER = re.compile(r"[0-9]+")
@@ -485,13 +483,8 @@ class Turns:
         instead = text[begin : place.begin].strip()
         stands_behind = prompt in text[begin : min(place.before, len(text))] or left in instead
         repeated = any(left in each for each in self._between_repeated(place.begin, place.end))
-        if stands_behind or repeated or (had_of_prompt and had_of_prompt in instead):
+        if not header.prompted or stands_behind or repeated or (had_of_prompt and had_of_prompt in instead):
             return None  # the prompt, or a part of it, stands further behind
-        if not header.prompted:  # the header is only what the template writes without an answer
-            written = text[begin : place.begin].rstrip()
-            same_end = shared(left[::-1], written[::-1])  # length of the common suffix
-            same_words = {*_NAMES.findall(left)} & {*_NAMES.findall(written)}
-            return None if same_words or had_of_prompt or _WORD.search(left, len(left) - same_end) else begin
         first = next(tokens.token.finditer(rest))[0]
         last_tags = left[len(first) :] if tokens.only_tags.fullmatch(left) else ""
         if last_tags and text.startswith(last_tags, begin, until):
@@ -505,13 +498,6 @@ class Turns:
         is_left_out = opens and first not in instead  # not only something else before it
         if is_left_out and _WORD.search(had_of_prompt) and self._names_turn(had_of_prompt, instead or had_of_prompt):
             return begin
-        following = tokens.special.search(text, begin) if place.silent else None
-        stop = following.start() if following else place.begin
-        if _TAGS.fullmatch(left) and (had_of_prompt or not following) and tokens.only_tags.fullmatch(text, begin, stop):
-            # Tags may be missing if what stands in their place has no other word.
-            alike = not tokens.special.search(left) or tokens.special.search(text, begin, stop)
-            if alike and set(_WORDS.findall(text, begin, stop)) <= set(_WORDS.findall(left)):
-                return begin
         return None
 
     def _names_turn(self, *header: str) -> bool:

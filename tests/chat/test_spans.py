@@ -56,7 +56,6 @@ BEGINS = [
     ("{{ H + '</think>\n\n' + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
     ("{{ H + '</think>\n\n' + m.content + E }}", ASSISTANT + "<think>\n", "</think>\n\nA<|im_end|>"),
     ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
-    ("{{ m.content + E }}", THOUGHT, "A<|im_end|>"),
     ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
     ("{{ H + H + m.content + E }}", ASSISTANT, ASSISTANT + "A<|im_end|>"),
     ("{{ '<|im_start|>note\nBe kind.' + E + H + m.content + E }}", NOTE + ASSISTANT, "A<|im_end|>"),
