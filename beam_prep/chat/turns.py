@@ -315,9 +315,7 @@ class Turns:
         end = self._tokens.special.match(text, behind_blanks, stop)
         if end is None:
             return ((place.begin, place.end),)
-        eos = self._renderer.special_tokens.get("eos_token", "")
-        more = len(eos) if eos and end[0] != eos and text.startswith(eos, end.end(), stop) else 0
-        return ((place.begin, end.end() + more),)
+        return ((place.begin, end.end()),)
 
     # Begins
 
