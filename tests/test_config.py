@@ -124,6 +124,8 @@ TRAINS: dict[str, Any] = {"mask": {"assistant": "train"}}
         (sections(CHAT, preprocessing={"eos": "always"}, **TRAINS), "preprocessing.eos is ignored"),
         (sections(CHAT, preprocessing={"min_chars": 9}, **TRAINS), "preprocessing.min_chars is ignored"),
         ({"input": {"sections": [TEXT], **sources(a=CHAT)["input"]}, **TRAINS}, "input.sections is ignored"),
+        (sections(CHAT, preprocessing={"encode": "joint"}, **TRAINS), "preprocessing.encode is ignored"),
+        (sections(TEXT, mask_default="train"), "mask_default is ignored, because no section has the action '$role'"),
         (sections(CHAT), ROLES),
         (sections(CHAT, mask={"assistant": "last"}), None),
         (sections(CHAT, mask_default="train"), None),

@@ -181,21 +181,43 @@ class PipelineConfig(Strict):
                     f"{of}preprocessing.decontaminate.fields names no field that this group reads ({fields}): no text "
                     "that it trains on is compared"
                 )
-        step, encoded = self.preprocessing, [part for part in self.parts() if not part.input.tokenized]
-        texts = [each for part in encoded for each in part.outputs() if each.kind == "ids" and not each.has_template]
-        packs = step.packing_strategy != "none"
-        unused = {} if packs else dict.fromkeys(("max_packed_len", "packing_group"), "packing_strategy is 'none'")
-        if not any(each.char_limits for each in texts):
-            unused |= dict.fromkeys(("min_chars", "max_chars"), "no output is plain text that is trained completely")
-        if not any(each.trains for each in texts):
-            unused["eos"] = "no output is trained text, without a template and in no list"
-        for name, why in unused.items():
-            if name in step.model_fields_set and getattr(step, name) != type(step).model_fields[name].default:
-                found.append(f"preprocessing.{name} is ignored, because {why}")
+        for place, why in self._unused().items():
+            part, name = _holder(self, place)
+            if name in part.model_fields_set and getattr(part, name) != _default(part, name):
+                found.append(f"{place} is ignored, because {why}")
         for name in self.output.storage_format:
             for text in FORMATS[name].warnings([self.output.columns]):
                 found.append(f"output.storage_format {name!r}: {text}")
         return found
+
+    def _unused(self) -> dict[str, str]:
+        """Place of a setting -> why it has no effect here."""
+        encoded = [part for part in self.parts() if not part.input.tokenized and part.input.rollouts is None]
+        outputs = [each for part in encoded for each in part.outputs() if each.kind != "value"]
+        sections = [section for each in outputs for section in each.sections]
+        texts = [each for each in outputs if each.kind == "ids" and not each.has_template]
+        unused = {}
+        if self.preprocessing.packing_strategy == "none":
+            packed = ("preprocessing.max_packed_len", "preprocessing.packing_group")
+            unused |= dict.fromkeys(packed, "packing_strategy is 'none'")
+        if not any(each.char_limits for each in texts):
+            limits = ("preprocessing.min_chars", "preprocessing.max_chars")
+            unused |= dict.fromkeys(limits, "no output is plain text that is trained completely")
+        if not any(each.trains for each in texts):
+            unused["preprocessing.eos"] = "no output is trained text, without a template and in no list"
+        if not texts:
+            unused["preprocessing.encode"] = "no output is text, without a template and in no list"
+        if not encoded:
+            ids = ("preprocessing.control_tokens", "input.not_text")
+            unused |= dict.fromkeys(ids, "the records hold token ids")
+        if not any(section.action == "$role" for section in sections):
+            unused |= dict.fromkeys(("mask", "mask_default"), "no section has the action '$role'")
+        if not any(section.template for section in sections):
+            places = ("date", "template_variables", "not_rendered", "tool_arguments")
+            unused |= dict.fromkeys([f"input.{name}" for name in places], "no section has a template")
+        if not any(section.template == "conversation" for section in sections):
+            unused |= dict.fromkeys(("mask_options", "preprocessing.bos"), "no section is a conversation")
+        return unused
 
     def _warnings_of_fields(self) -> list[str]:
         """Warnings about the fields that are read."""
@@ -266,15 +288,14 @@ class PipelineConfig(Strict):
 
     def _part(self, given: InputConfig) -> "PipelineConfig":
         """Drops settings that do not affect this group."""
-        outputs = outputs_of(given, self.output)
-        if not any(each.has_template for each in outputs):
-            given = given.model_copy(update={"date": None, "template_variables": {}})
-        update: dict[str, Any] = {"input": given}
+        part = self.model_copy(update={"input": given})
         if given.domain is not None:
-            update["output"] = self.output.model_copy(update={"domain_key": None})
-        if not any(each.conversation for each in outputs):
-            update |= {"mask_options": None, "preprocessing": self.preprocessing.model_copy(update={"bos": "keep"})}
-        return self.model_copy(update=update)
+            part = part.model_copy(update={"output": self.output.model_copy(update={"domain_key": None})})
+        for place in part._unused():
+            holder, name = _holder(part, place)
+            changed = holder.model_copy(update={name: _default(holder, name)})
+            part = changed if holder is part else part.model_copy(update={place.partition(".")[0]: changed})
+        return part
 
     def outputs(self) -> tuple[Output, ...]:
         """The outputs that each record becomes, in config order; with groups: the outputs of each group in turn."""
@@ -339,6 +360,16 @@ class PipelineConfig(Strict):
                 if plain[part][field] == type(getattr(self, part)).model_fields[field].default:
                     del plain[part][field]
         return plain
+
+
+def _holder(config: PipelineConfig, place: str) -> tuple[Strict, str]:
+    """The part of a config that has a setting, and the setting's name in it."""
+    part, _, name = place.rpartition(".")
+    return getattr(config, part) if part else config, name
+
+
+def _default(part: Strict, name: str) -> Any:
+    return type(part).model_fields[name].default
 
 
 def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> None:
