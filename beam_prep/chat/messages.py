@@ -176,9 +176,10 @@ class Forms:
         # QwQ reads it before an answer.
         behind: tuple[Sequence[Message], ...] = ((), (result, {"role": "assistant", "content": "sentinel"}))
 
-        def shown(content: dict[str, Any]) -> int:
+        def shown(content: dict[str, Any]) -> tuple[int, int]:
             texts = [self._shown_call(self._arguments, each, **content) for each in behind]
-            return sum("sentinelvalue" in text and "None" not in text for text in texts)
+            taken = [text for text in texts if text and "None" not in text and "null" not in text]
+            return sum("sentinelvalue" in text for text in taken), len(taken)
 
         # Null comes before empty: behind an empty content, DeepSeek's templates write an empty answer.
         return max(({}, {"content": None}, {"content": ""}), key=shown)

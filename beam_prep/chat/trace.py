@@ -232,7 +232,11 @@ def _pieces(segments: list[SourceSpan], orders: list[int], index: int) -> list[l
 def _place_of(rendering: Trace, piece: list[int], index: int) -> TurnPlace:
     segments = rendering.segments
     before, behind = piece[0] - 1, piece[-1] + 1
-    while before >= 0 and segments[before].index == index and segments[before].owner in (index, -1):
+    while (
+        before >= 0
+        and segments[before].index == index
+        and (segments[before].owner in (index, -1) or segments[before].begin == segments[before].end)
+    ):
         before -= 1
     while behind < len(segments) and (segments[behind].index == index or not says(rendering, segments[behind])):
         behind += 1

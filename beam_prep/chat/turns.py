@@ -421,11 +421,12 @@ class Turns:
             first -= 1
         try:
             header = header_of(self._renderer, self._messages[:first])
+            plain = plain_header(self._renderer, self._messages[:first], "", header.said)
             alone = self._renderer.run([*self._messages[:first], self._messages[index]])
         except (*RAISED, Refused):
             return False
         place = places(alone, (first,)).get(first)
-        return place is not None and alone.text[: place.begin] == header.whole + opening
+        return place is not None and alone.text[: place.begin] == plain.whole + opening
 
     def _header_before(self, index: int) -> Header:
         """The header of an answer in place of the message; that of a plain one, if a blank prompt is not there."""

@@ -73,6 +73,13 @@ def test_a_template_that_takes_the_null_content_of_a_call_gets_it() -> None:
     assert prepared(source, called({}))[0].endswith("assistant\n|go {}<|im_end|>\n")
 
 
+@pytest.mark.parametrize("content", ["m.content + ''", "m.content if m.content is string else m.content | tojson"])
+def test_a_template_that_leaves_calls_out_gets_an_empty_content_where_it_needs_one(content: str) -> None:
+    """As Zephyr's, and LFM2's: both raise without one."""
+    source = AS_OBJECTS[: AS_OBJECTS.index("{% for c")].replace("m.content or ''", content) + END
+    assert prepared(source, called({}, None))[0] == "not_rendered"
+
+
 @pytest.mark.parametrize(
     ("takes", "given", "form", "written", "changed"),
     [

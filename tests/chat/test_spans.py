@@ -157,8 +157,23 @@ def test_a_header_that_ends_with_a_word_may_stand_directly_before_the_answers_wo
     assert trained(source, messages, tokens={}) == ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]
 
 
+def test_the_empty_content_of_a_call_is_part_of_no_header_where_the_template_writes_all_at_its_end() -> None:
+    """As Reka Edge: the prompt opens the reasoning, which history leaves out."""
+
+    def add(text: str) -> str:
+        return "{% set w.text = w.text ~ " + text + " %}"
+
+    calls = "{% for c in m.tool_calls or [] %}" + add("'<call>' ~ c.function.name ~ '</call>'") + "{% endfor %}"
+    message = add("'<|im_start|>' ~ m.role ~ '\n' ~ m.content") + calls + add("'<|im_end|>\n'")
+    source = "{% set w = namespace(text='') %}" + each(message)
+    source += "{{ w.text }}" + prompting("<|im_start|>assistant\n<think>\n")
+    messages = [*talk("q", "a", "r"), called("go"), say("tool", "x"), say("assistant", "b")]
+    assert trained(source, messages) == ["a<|im_end|>", "<call>go</call><|im_end|>", "b<|im_end|>"]
+
+
 @pytest.mark.parametrize("header", ["<|im_start|>assistant\n", ""])
-def test_a_call_that_the_template_joins_to_the_answer_before_it_is_trained(header: str) -> None:
+@pytest.mark.parametrize("opened", ["", "<channel>thought\n</channel>"])
+def test_a_call_that_the_template_joins_to_the_answer_before_it_is_trained(header: str, opened: str) -> None:
     """As Gemma 4, and Mistral, which has no header: no end token stands between the two messages of the assistant."""
     source = (
         "{% for m in messages %}{% set before = loop.previtem.role if not loop.first else '' %}"
@@ -166,10 +181,9 @@ def test_a_call_that_the_template_joins_to_the_answer_before_it_is_trained(heade
         "{% if before != 'assistant' %}HEADER{% endif %}{{ m.content }}" + CALLS + "{% if loop.last or "
         "loop.nextitem.role != 'assistant' %}</s>{% endif %}{% endif %}{% endfor %}"
     ).replace("HEADER", header)
-    if header:
-        source += PROMPT
+    source += prompting(header + opened) if header else ""
     messages = [*talk("q", "a"), called("go"), say("tool", "r"), say("assistant", "b")]
-    controls = (*CONTROLS, "<call>", "</call>")
+    controls = (*CONTROLS, "<call>", "</call>", "<channel>", "</channel>")
     assert "".join(trained(source, messages, controls=controls)) == "a<call>go</call></s>b</s>"
     ended = source.replace("{{ m.content }}", "{{ m.content }}</s>")
     assert trained(ended, messages, controls=controls) in ("turn_begin", "turn_apart")
