@@ -315,7 +315,9 @@ class Turns:
         end = self._tokens.special.match(text, behind_blanks, stop)
         if end is None:
             return ((place.begin, place.end),)
-        return ((place.begin, end.end()),)
+        eos = self._renderer.special_tokens.get("eos_token", "")
+        more = len(eos) if eos and end[0] != eos and text.startswith(eos, end.end(), stop) else 0
+        return ((place.begin, end.end() + more),)
 
     # Begins
 
