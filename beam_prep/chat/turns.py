@@ -149,8 +149,11 @@ class Facts:
 
     def opens(self, token: str) -> bool:
         """Whether the token begins a rendering or a turn."""
-        is_known = token in self.openings or token in self.headers or any(token in prompt for prompt in self.prompts)
-        return is_known and token not in self.closers
+        return (token in self.openings | self.headers or self.is_prompts(token)) and token not in self.closers
+
+    def is_prompts(self, token: str) -> bool:
+        """Whether the token stands in a prompt, and ends no turn."""
+        return token not in self.closers and any(token in prompt for prompt in self.prompts)
 
     def of_gap(self, size: int, before: str) -> tuple[int, tuple[str, ...]]:
         """The value of `gaps` for a header of this size. `before`: the rendering up to the end of the header."""
@@ -626,14 +629,16 @@ class Turns:
         and empty answers.
         """
         facts, special, text = self._facts, self._tokens.special, self._text
-        if opening := special.search(text, at, stop):
-            raise Refused("turn_end", f"a token that begins a turn stands within the turn: {opening[0]!r}")
-        end = at + len(text[at:stop].rstrip())
+        openings = list(special.finditer(text, at, stop))
+        if not all(facts.opens(token[0]) for token in openings):
+            raise Refused("turn_end", f"a token that begins a turn stands within the turn: {openings[0][0]!r}")
+        opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
+        end = at + len(text[at:opening].rstrip())
         head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn
         if facts.plain_end:
             is_end = text.startswith(facts.plain_end, head, place.before)
             return head + len(facts.plain_end) if is_end else end
-        if following is None or (following.silent and not self._messages[index].get("tool_calls")):
+        if openings or following is None or (following.silent and not self._messages[index].get("tool_calls")):
             return end
         token = special.match(text, head, place.before)
         is_known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)

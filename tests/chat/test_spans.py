@@ -136,6 +136,12 @@ def test_a_prompt_is_known_though_the_template_begins_otherwise_where_it_writes_
     assert trained(source, [say("user", parts), say("assistant", "a")]) == ["a<|im_end|>"]
 
 
+def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
+    turn = "{{ m.role + '\n' + m.content + '\n' }}{{ '<|im_start|>' if not loop.last }}"
+    template = "{{ '<|im_start|>' }}" + each(turn) + PROMPT
+    assert trained(template, talk("q", "a", "r", "b")) == ["a", "b"]
+
+
 @pytest.mark.parametrize("result", ["r", ""])
 def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_token_ends(result: str) -> None:
     """As GLM: `</tool_call>` ends the call, and `<|tool|>` the turn."""
@@ -145,10 +151,18 @@ def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_to
     assert trained(template, messages, controls=controls) == ["a<|user|>", "<call>go</call><|tool|>", "<call>go</call>"]
 
 
-def test_a_prompt_at_the_end_of_every_conversation_is_not_trained() -> None:
-    template = each("<|{{ m.role }}|>\n{{ m.content }}") + "<|assistant|>\n"  # CodeGeeX
-    controls = ("<|user|>", "<|assistant|>")
-    assert trained(template, talk(*"qarb"), controls=controls) == ["a<|user|>", "b"]
+@pytest.mark.parametrize(
+    ("form", "prompt", "wanted"),
+    [
+        ("<|{{ m.role }}|>\n{{ m.content }}", "<|assistant|>\n", ["a<|user|>", "b"]),  # CodeGeeX
+        ("{{ 'Bot: ' if m.role == 'assistant' else 'User: ' }}{{ m.content }}<s>", "Bot:", ["a<s>", "b<s>"]),
+    ],
+)
+def test_a_prompt_at_the_end_of_every_conversation_is_not_trained(form: str, prompt: str, wanted: list[str]) -> None:
+    controls = ("<|user|>", "<|assistant|>", "<s>")
+    assert (
+        trained(each(form) + "{{ prompt }}".replace("prompt", repr(prompt)), talk(*"qarb"), controls=controls) == wanted
+    )
 
 
 def test_a_header_that_ends_with_a_word_may_stand_directly_before_the_answers_word() -> None:
