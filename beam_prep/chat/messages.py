@@ -178,8 +178,9 @@ class Forms:
 
         def shown(content: dict[str, Any]) -> tuple[int, int]:
             texts = [self._shown_call(self._arguments, each, **content) for each in behind]
-            taken = [text for text in texts if text and "None" not in text and "null" not in text]
-            return sum("sentinelvalue" in text for text in taken), len(taken)
+            taken = [text for text in texts if text and "None" not in text]
+            # A null may stand elsewhere in each of them.
+            return sum("sentinelvalue" in text for text in taken), sum("null" not in text for text in taken)
 
         # Null comes before empty: behind an empty content, DeepSeek's templates write an empty answer.
         return max(({}, {"content": None}, {"content": ""}), key=shown)
