@@ -252,7 +252,7 @@ class Turns:
         self.places = places(rendering, range(len(messages)))
         self.by_facts = True
         # What renderings of prefixes of this record showed: a long conversation would otherwise take many.
-        self._gaps: dict[tuple[Gap, bool], tuple[int, tuple[str, ...]]] = {}  # by gap, and whether the turn is plain
+        self._gaps: dict[tuple[Gap, Any], tuple[int, tuple[str, ...]]] = {}  # by gap, and what else is alike
         self._cuts: dict[Any, int] = {}
 
     def all(self) -> list[Turn]:
@@ -331,10 +331,13 @@ class Turns:
         context = place.said, previous.get("role"), "tool_calls" in previous
         gap = context, text[at : place.begin]
         counted = context, _NUMBER.sub(_ANY_NUMBER, gap[1])
-        is_plain = are_plain([self._messages[index]])
+        # An empty answer may begin behind its place; one of several in a row, within the turn of the one before.
+        behind = text[place.begin : place.before] if place.silent else ""
+        ended = before.spans[-1][1] - at if before is not None and before.spans else None
+        alike = are_plain([self._messages[index]]), behind, ended
         known = facts.gaps.get(gap) or facts.gaps.get(counted)
         if known is None and not self._tokens.tag.match(text, place.begin):  # else the prompt may have the tag
-            known = self._gaps.get((gap, is_plain)) or self._gaps.get((counted, is_plain))
+            known = self._gaps.get((gap, alike)) or self._gaps.get((counted, alike))
         if known is not None:
             begin = at + known[0]
             if not text.startswith(known[1], begin):  # otherwise it begins like the rest of a prompt (DeepSeek-R1)
@@ -342,14 +345,14 @@ class Turns:
         self.by_facts = False
         begin, by_header = self._begin_by_rendering(index, place, before)
         is_repeated = place.said and place.said[2]  # a repeated text follows the header
-        is_shown = by_header or (before is None and not facts.learning)
-        if is_shown and not is_repeated and at <= begin <= place.begin and not place.silent:
+        is_known = not facts.learning or (by_header and not place.silent)
+        if is_known and not is_repeated and at <= begin <= place.begin + len(behind):
             shown = gap if _NUMBER.search(text, at, begin) else counted
             found = facts.of_gap(begin - at, text[:begin])
             if facts.learning:
                 facts.gaps[shown] = found
             else:
-                self._gaps[shown, is_plain] = found
+                self._gaps[shown, alike] = found
         return begin
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
