@@ -667,5 +667,6 @@ def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -
 
 def _described(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return f"a list of objects with {', '.join(map(repr, list(value[0])[:8]))}"
+        keys = dict.fromkeys(key for item in value[:100] if isinstance(item, dict) for key in item)
+        return f"a list of objects with {', '.join(map(repr, list(keys)[:8]))}"
     return describe(value)

@@ -336,7 +336,7 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(tmp_path: Path, monkeypatch: 
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
         ("a.jsonl", json.dumps({"preferred_output": says(assistant="a")}), "(pairs: 'chosen' and 'rejected')"),
         ("a.jsonl", f'{{"role": "user", "text": "{"How? " * 50}"}}\n', "'role' (a string (\"user\")), 'text'"),
-        ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
+        ("a.jsonl", '{"a": [{"by": "x"}, {"said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
         ("a.jsonl", '{"prompt": "a", "completions": ["b", "c"], "labels": [true, false]}\n', "'labels' (a list)"),
         ("a.jsonl", '{"prompt": [{"role": "user", "content": "a"}]}\n', "are given as ids (docs/rollouts.md)"),
         ("a.jsonl", json.dumps({"contents": GEMINI}), "'contents' (a list of objects with 'role', 'parts')"),

@@ -97,6 +97,7 @@ BINARY = "is a binary file (compressed, an archive, of another program?), wanted
         ("x.jsonl", b"\n<!DOCTYPE html>", "is an HTML page or XML (the error message of a download?), wanted JSONL: d"),
         ("x.jsonl", b"<?xml version", "is an HTML page or XML (the error message of a download?), wanted JSONL: d"),
         ("x.jsonl", json.dumps(CHATS).encode(), "is one JSON list, which is read from a .json file: rename it"),
+        ("x.jsonl", b'[{"a": 1}]\n' * 2, "is lines of JSON lists, wanted JSONL: of conversations, type: jq -c '{me"),
         ("x.jsonl", json.dumps(CHATS[0], indent=2).encode(), "is objects that are not one a line, wanted JSONL: ty"),
         ("x.jsonl", TEXT.replace("\n", "").encode(), "is objects that are not one a line, wanted JSONL: type: jq"),
         ("x.jsonl", f"{CHATS[0]}\n".encode() * 9, "is lines of Python dicts, wanted JSONL: write json.dumps"),

@@ -245,6 +245,14 @@ def test_each_side_of_a_pair_counts_as_a_conversation_with_tools() -> None:
     assert said.startswith("the chat template does not write the tools of 6 conversations: ")
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_turns_are_proposed_where_they_give_the_reasoning_back(last: int) -> None:
+    counters = {"reasoning_written": 1, "reasoning_not_written": 2, "last_reasoning_not_written": last}
+    found: Any = {"counters": counters, "totals": {"tokens": {}}, "ledger": {"rejected": {}}}
+    (said,) = (*lines(found, ConfigView()), *warnings(found, ConfigView()))
+    assert said.startswith(("the history lacks the reasoning of 2", "the chat template does not write")[last])
+
+
 # The page
 
 

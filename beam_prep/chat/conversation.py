@@ -232,7 +232,7 @@ class Conversations:
             if inline and not rest.strip():
                 continue  # `_count` counts it
             if is_optional(lost):
-                self.counted[f"{key}_not_written"] += 1
+                self._count_lost(key, index == len(chat.messages) - 1)
             elif self._chat_format.rules.not_rendered == "keep":
                 texts.add(index)
             else:
@@ -277,16 +277,24 @@ class Conversations:
 
     def _count(self, rendered: RenderedChat, messages: Sequence[Message], first: int) -> None:
         """Counts turns whose marks leave out their end, or include their header; and reasoning within contents."""
-        for message in messages[first:]:
+        for index, message in enumerate(messages[first:], first):
             inline = inline_reasoning(message)[0].strip()
-            if words := inline.removeprefix("<think>").removesuffix("</think>").strip():
-                self.counted["reasoning_written" if words in rendered.text else "reasoning_not_written"] += 1
+            words = inline.removeprefix("<think>").removesuffix("</think>").strip()
+            if words and words in rendered.text:
+                self.counted["reasoning_written"] += 1
+            elif words:
+                self._count_lost("reasoning", index == len(messages) - 1)
         for turn in rendered.turns if rendered.marked else ():
             if turn.message >= first and turn.spans and turn.rule:
                 if rendered.text[turn.spans[-1][1] : turn.rule[-1][1]].strip():
                     self.counted["marks_without_end"] += 1
                 if rendered.text[turn.spans[0][0] : turn.rule[0][0]].strip():
                     self.counted["marks_with_header"] += 1
+
+    def _count_lost(self, key: str, is_last: bool) -> None:
+        self.counted[f"{key}_not_written"] += 1
+        if is_last:  # no row of its own would have it
+            self.counted[f"last_{key}_not_written"] += 1
 
     # Segments
 

@@ -9,6 +9,7 @@ An adapter takes one parsed record and returns a new one, or raises `Reject`. A 
 absent or null passes unchanged; ApplyTemplate reports what is missing.
 """
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -189,8 +190,8 @@ class ShareGPT:
 
     Items with a `role` only get the new name of it. A field `system`, a text or text parts, becomes the first message
     if there is none.
-    A `function_call` or `tool_call` that is JSON with `name` and `arguments` (or a list of such objects) becomes
-    `tool_calls`. Such items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
+    A `function_call` or `tool_call` that is JSON, or a Python dict, with `name` and `arguments` (or a list of these)
+    becomes `tool_calls`. Such items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
 
     Attributes:
         field: the field that holds the items.
@@ -273,9 +274,11 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
 
 
 def _calls(text: str) -> list[dict[str, Any]] | None:
-    """A function call written as JSON -> `tool_calls` for chat templates; None if it is plain text."""
+    """A function call written as JSON, or as Python does (Toucan) -> `tool_calls`; None if it is plain text."""
     try:
-        found = _parsed(text)
+        found = _parsed(json.dumps(ast.literal_eval(text)) if text.startswith(("{'", "[{'")) else text)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
     except Reject as reject:
         if reject.reason == "bad_text":  # no tokenizer takes it as plain text either
             raise

@@ -132,6 +132,8 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
     first, _, rest = start.partition("\n")
     if start.startswith("{'"):
         return _message(path, ("lines of Python dicts", "write json.dumps(record) in place of the record"))
+    if first.startswith("[") and first.rstrip().endswith("]") and rest.lstrip().startswith("["):
+        return _message(path, ("lines of JSON lists", "of conversations, type: jq -c '{messages: .}' FILE > NEW"))
     if start.startswith("[") and not isinstance(source_of(path), JSONList):
         return _read_as(path, "one JSON list", ".json")
     if start.startswith("{") and ((goes_on := _goes_on(first)) or not rest.strip()):

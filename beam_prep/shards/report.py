@@ -330,7 +330,7 @@ NOT_WRITTEN = {
     ),
     "reasoning_not_written": (
         "message",
-        "the chat template writes no reasoning, but {} had reasoning",
+        "the chat template does not write the reasoning of {}",
         '"input": {"chat_template": ...} that writes `reasoning_content`',
     ),
 }
@@ -347,7 +347,8 @@ _MARKS = {
 def not_written(counters: Mapping[str, int]) -> list[str]:
     """The keys of `NOT_WRITTEN` that are a problem. That reasoning is left out of the history is none."""
     found = [name for name in NOT_WRITTEN if counters.get(name)]
-    return [name for name in found if name != "reasoning_not_written" or not counters.get("reasoning_written")]
+    is_of_history = counters.get("reasoning_written") and not counters.get("last_reasoning_not_written")
+    return [name for name in found if name != "reasoning_not_written" or not is_of_history]
 
 
 def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
@@ -378,7 +379,7 @@ def lines(found: Found, config: ConfigView) -> list[str]:
     for name, noun in (("tool_arguments_changed", "arguments"), ("tool_ids_changed", "ids")):
         if changed := counters.get(name):
             texts.append(f"{noun} of {changed:,} calls were given to the chat template in the form that it takes")
-    if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
+    if (less := counters.get("reasoning_not_written")) and "reasoning_not_written" not in not_written(counters):
         told = counted(less, "message")
         texts.append(f'the history lacks the reasoning of {told}: "turns": "auto" in "input" gives it back')
     if dropped := counters.get("rows_dropped"):

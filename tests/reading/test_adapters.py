@@ -84,12 +84,14 @@ class TestShareGPT:
         assert outcome(adapter("sharegpt"), swift) == outcome(adapter("sharegpt"), row)
         calls = adapter("sharegpt")({"conversations": talk(("function_call", two))})["messages"][0]["tool_calls"]
         assert [call["function"] for call in calls] == json.loads(two)
+        python = {"conversations": talk(("tool_call", repr(json.loads(two))))}
+        assert adapter("sharegpt")(python)["messages"][0]["tool_calls"] == calls
         assert outcome(adapter("sharegpt", roles="keep"), row) == {
             "messages": says(("human", "x"), ("function_call", one), ("observation", "1"))
         }
 
     @pytest.mark.parametrize(
-        "text", ["f(1)", '{"name": "f"}', '{"name": 1, "name": 2, "arguments": 3}', "[]", "[" * 100_000]
+        "text", ["f(1)", '{"name": "f"}', '{"name": 1, "name": 2, "arguments": 3}', "[]", "[" * 100_000, "{'name': f}"]
     )
     def test_function_calls_that_are_text(self, text: str) -> None:
         row = {"conversations": talk(("function_call", text))}
