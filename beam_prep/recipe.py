@@ -218,7 +218,8 @@ def compose(config: PipelineConfig, inputs: Iterable[InputFile] | None = None) -
     if output.splits is not None:
         missing = None if output.split_missing == "reject" else output.split_missing
         splits = Splits.of(output.splits, output.split_seed, missing)
-    mix = tuple((domain, DomainMix(**each.model_dump())) for domain, each in (output.mix or {}).items())
+    mixed = (output.mix or {}).items()
+    mix = tuple((domain, DomainMix(**each.model_dump())) for domain, each in mixed)
     seed = None if output.shuffle is None else output.shuffle.seed
     made = Compose(seed, splits, mix, config.preprocessing.deduplicate is not None)
     return made if inputs is None else dataclasses.replace(made, buckets=max(16, total_size(inputs) // _BUCKET_BYTES))

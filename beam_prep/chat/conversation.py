@@ -306,10 +306,12 @@ class Conversations:
             segments = [*self._of_kinds(segments, rendered, chat, answer)]
         if not cut:
             return [*segments]
-        return [
-            each if each[:2] == WHOLE else each._replace(start=max(each.start - cut, 0), stop=max(each.stop - cut, 0))
-            for each in segments
-        ]
+        moved = []
+        for each in segments:
+            if each[:2] != WHOLE:
+                each = each._replace(start=max(each.start - cut, 0), stop=max(each.stop - cut, 0))
+            moved.append(each)
+        return moved
 
     def _refused(self, reason: tuple[str, str]) -> int:
         """The code of a refused segment."""

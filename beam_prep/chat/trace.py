@@ -267,7 +267,8 @@ def _silent_places(rendering: Trace, wanted: Sequence[int]) -> dict[int, TurnPla
         return {}
     segments, found = rendering.segments, {}
     own: dict[int, list[tuple[int, int]]] = {index: [] for index in wanted}
-    for (begin, who), (end, _) in itertools.pairwise((*rendering.marks, (len(rendering.text), -1))):
+    marks = (*rendering.marks, (len(rendering.text), -1))
+    for (begin, who), (end, _) in itertools.pairwise(marks):
         if who in own:
             own[who].append((begin, end))
     ends = sorted({each.index: each.end for each in segments if each.index >= 0}.items())
@@ -278,7 +279,8 @@ def _silent_places(rendering: Trace, wanted: Sequence[int]) -> dict[int, TurnPla
         begin, end = next((each for each in ranges if each[0] >= before), (ranges or [(0, 0)])[0])
         if rendering.text[begin:end].strip():
             behind = bisect.bisect_right(segments, begin, key=itemgetter(1))
-            after, what = (segments[behind - 1].end, said(segments[behind - 1], index)) if behind else (0, None)
+            last = segments[behind - 1] if behind else None
+            after, what = (0, None) if last is None else (last.end, said(last, index))
             later = map(segments.__getitem__, range(bisect.bisect_left(segments, (begin,)), len(segments)))
             others = (each.begin for each in later if each.index != index and each.end > each.begin)
             found[index] = TurnPlace(after, begin, begin, next(others, END), what)

@@ -182,8 +182,8 @@ class PipelineConfig(Strict):
                     "that it trains on is compared"
                 )
         for place, why in self._unused().items():
-            part, name = _holder(self, place)
-            if name in part.model_fields_set and getattr(part, name) != _default(part, name):
+            holder, name = _holder(self, place)
+            if name in holder.model_fields_set and getattr(holder, name) != _default(holder, name):
                 found.append(f"{place} is ignored, because {why}")
         for name in self.output.storage_format:
             for text in FORMATS[name].warnings([self.output.columns]):
@@ -196,7 +196,7 @@ class PipelineConfig(Strict):
         outputs = [each for part in encoded for each in part.outputs() if each.kind != "value"]
         sections = [section for each in outputs for section in each.sections]
         texts = [each for each in outputs if each.kind == "ids" and not each.has_template]
-        unused = {}
+        unused: dict[str, str] = {}
         if self.preprocessing.packing_strategy == "none":
             packed = ("preprocessing.max_packed_len", "preprocessing.packing_group")
             unused |= dict.fromkeys(packed, "packing_strategy is 'none'")
@@ -293,8 +293,10 @@ class PipelineConfig(Strict):
             part = part.model_copy(update={"output": self.output.model_copy(update={"domain_key": None})})
         for place in part._unused():
             holder, name = _holder(part, place)
-            changed = holder.model_copy(update={name: _default(holder, name)})
-            part = changed if holder is part else part.model_copy(update={place.partition(".")[0]: changed})
+            update: dict[str, Any] = {name: _default(holder, name)}
+            if holder is not part:
+                update = {place.partition(".")[0]: holder.model_copy(update=update)}
+            part = part.model_copy(update=update)
         return part
 
     def outputs(self) -> tuple[Output, ...]:

@@ -38,8 +38,12 @@ def _parent(left: bytes, right: bytes) -> bytes:
 
 
 def _push(stack: list[Node], node: Node) -> None:
-    while stack and stack[-1].level == node.level and node.index % 2 == 1 and stack[-1].index == node.index - 1:
-        node = Node(node.index // 2, node.level + 1, _parent(stack.pop().digest, node.digest))
+    while stack and node.index % 2 == 1:
+        left = stack[-1]
+        if left.level != node.level or left.index != node.index - 1:
+            break
+        stack.pop()
+        node = Node(node.index // 2, node.level + 1, _parent(left.digest, node.digest))
     stack.append(node)
 
 

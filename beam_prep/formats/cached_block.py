@@ -200,7 +200,11 @@ def joined(parts: Sequence[dict[str, Ragged]], order: Array) -> dict[str, Ragged
         parts: at least one part.
         order: int64 [rows], the new order.
     """
-    return {name: Ragged.concat([part.pop(name) for part in parts]).take(order) for name in [*parts[0]]}
+    found = {}
+    for name in [*parts[0]]:
+        rows = Ragged.concat([part.pop(name) for part in parts])
+        found[name] = rows.take(order)
+    return found
 
 
 def _row_index(row_index: RowIndex, rejects: list[dict[str, Any]], block: str) -> tuple[Data, bytes]:

@@ -674,7 +674,8 @@ class Packed(View):
         starts = self._start_of[pieces]
         columns = self._dataset.gather(self._row[pieces].astype(np.int64), (starts, starts + lengths))
         tokens = offsets_of(lengths)
-        positions = (np.arange(tokens[-1]) - np.repeat(tokens[:-1], lengths)).astype(np.int32)
+        begins = np.repeat(tokens[:-1], lengths)
+        positions = (np.arange(tokens[-1]) - begins).astype(np.int32)
         documents = offsets_of(counts)
         beside = {c.name: metadata_values(c, columns.pop(c.name)) for c in self._dataset.schema if c.metadata}
         values = {name: rows.flat for name, rows in columns.items()} | {POSITION_IDS: positions}

@@ -532,7 +532,9 @@ def message_list(value: Any, where: str) -> list[Any] | None:
         messages: list[Any] = _listed(parsed_field(value, where, "a list of messages"))
         # Other JSON is a text, as of calls that an answer consists of.
         return messages if all(isinstance(each, dict) and {"role", "from"} & {*each} for each in messages[:1]) else None
-    if not isinstance(value, dict) or not {"role", "from"} & {*value} or {*map(type, value.values())} != {list}:
+    if not isinstance(value, dict) or not {"role", "from"} & {*value}:
+        return None
+    if {*map(type, value.values())} != {list}:
         return None
     if len({*map(len, value.values())}) > 1:
         return None

@@ -494,11 +494,12 @@ class Publisher:
         others = (_ENCODER, MICROSECONDS, BAD_ANSWERS)
         counted = {name: count for name, count in plan.made.items() if not name.startswith(others)}
         bad = _of(plan.made, BAD_ANSWERS)
+        claim = self.target.claims.holder()
         return {
             **self.run,
             "finished": time.time(),
             "host": platform.node(),
-            **({"job": claim.job} if (claim := self.target.claims.holder()) is not None and claim.job else {}),
+            **({"job": claim.job} if claim is not None and claim.job else {}),
             "blocks": plan.blocks,
             "blocks_reused": plan.reused,
             **counted,

@@ -46,7 +46,8 @@ class Unsupported(Exception):
 def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The ids that the reference puts before and after a text. Raises `Unsupported` if it does anything else."""
     plain, full = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
-    at = next((at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain), None)
+    places = (at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain)
+    at = next(places, None)
     if at is None or not plain:
         raise Unsupported("this tokenizer does more than put special tokens around a text")
     return full[:at], full[at + len(plain) :]

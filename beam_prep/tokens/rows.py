@@ -278,13 +278,14 @@ class Padding:
             return Ragged(found, offsets)
 
         padded = {}
+        fillers = {"ids": self.pad_id, "labels": IGNORE_INDEX}
         for name, rows in columns.items():
             if schema[name].metadata:
                 padded[name] = rows
                 continue
             if not np.array_equal(rows.lengths, lengths):
                 raise ValueError(f"column {name!r} has other lengths than the first; only one output can be padded")
-            padded[name] = filled(rows.flat, {"ids": self.pad_id, "labels": IGNORE_INDEX}.get(schema[name].role, 0))
+            padded[name] = filled(rows.flat, fillers.get(schema[name].role, 0))
         padded[ATTENTION_MASK] = filled(np.ones(len(place), np.uint8), 0)
         return padded
 
@@ -330,7 +331,8 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
     batch = drop_rows_without_loss(reject_equal_sides(batch), "reject" if rows_without_loss == "reject" else "drop")
     prompt, other = (_prompt_sizes(batch[str(mask)]) for mask in masks)
     mixed = (prompt < 0) | (other < 0)
-    differs = ~mixed & ((prompt != other) | (batch[SIDES[0]].common(batch[SIDES[1]]) < prompt))
+    common = batch[SIDES[0]].common(batch[SIDES[1]])
+    differs = ~mixed & ((prompt != other) | (common < prompt))
     hole = 'a token after the first trained one is not trained; "action": "train" for both sides trains all of them'
     batch = batch.reject(mixed, "not_prompt_first", hole)
     why = "", " once they are cut: wanted a larger max_seq_len, or truncation_mode 'keep_start' or 'drop'"
