@@ -23,8 +23,8 @@ NOT_SHOWN = (
 
 
 def _span(text: str, messages: Sequence[Message], index: int, written: Written) -> tuple[int, int] | None:
-    around = [message["role"] for message in messages[max(index - 1, 0) : index + 2]]
-    if messages[index]["role"] != "assistant" or around.count("assistant") > 1:
+    answers = sum(message["role"] == "assistant" for message in messages[max(index - 1, 0) : index + 2])
+    if messages[index]["role"] != "assistant" or answers > 1:
         return None  # prefixes do not show where one of two answers in a row ends
     before, after = written(messages[:index], True), written(messages[: index + 1], False)
     if before is None or after is None or not text.startswith(before) or not text.startswith(after):
