@@ -491,7 +491,7 @@ class Turns:
             return None  # the prompt, or a part of it, stands further behind
         first = next(tokens.token.finditer(rest))[0]
         last_tags = left[len(first) :] if tokens.only_tags.fullmatch(left) else ""
-        if last_tags and text.startswith(last_tags, begin, until):
+        if last_tags and first not in instead and text.startswith(last_tags, begin, until):
             at, blanks = begin + len(last_tags), header.text[len(header.text.rstrip()) :]
             return at + _shared_blanks(blanks, text, at, until)
         is_tag = tokens.tag.match(first) is not None

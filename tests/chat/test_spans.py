@@ -56,6 +56,8 @@ BEGINS = [
     ("{{ H + '</think>\n\n' + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
     ("{{ H + '</think>\n\n' + m.content + E }}", ASSISTANT + "<think>\n", "</think>\n\nA<|im_end|>"),
     ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
+    ("{{ T + '<|bot|>\n' + m.content + E }}", "<|bot|>\n<think>\n", "A<|im_end|>"),
+    ("{{ m.content[-6:] + '\n<|bot|>\n' + m.content + E }}", "<|bot|>\n" + THOUGHT, "turn_begin"),
     ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
     ("{{ H + H + m.content + E }}", ASSISTANT, ASSISTANT + "A<|im_end|>"),
     ("{{ '<|im_start|>note\nBe kind.' + E + H + m.content + E }}", NOTE + ASSISTANT, "A<|im_end|>"),
