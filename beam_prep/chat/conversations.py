@@ -3,7 +3,7 @@
 import functools
 from typing import Any, NamedTuple
 
-from beam_prep.chat.messages import Message, call, is_optional, result, tool
+from beam_prep.chat.messages import Message, call, is_optional, result
 from beam_prep.chat.origins import TOOLS
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.chat.turns import RenderedChat
@@ -12,6 +12,11 @@ from beam_prep.data.block import Reject
 
 def _says(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
+
+
+def _tool(name: str, description: str, parameter: str, kind: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {parameter: {"type": kind}}, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 def _chat(*messages: Message, **more: Any) -> dict[str, Any]:
@@ -23,7 +28,7 @@ _there, _colour, _sum = _user("Are you there?"), _user("Name a colour."), _user(
 _asked, _call = _user("When is the next train to Bern?"), call("next_train", {"to": "Bern"})
 _found = result("next_train", "At 9:14."), _answer("It leaves at 9:14.")
 _with_tools = functools.partial(
-    _chat, tools=[tool("next_train", "Finds a train.", "to", "string"), tool("price", "Asks.", "km", "integer")]
+    _chat, tools=[_tool("next_train", "Finds a train.", "to", "string"), _tool("price", "Asks.", "km", "integer")]
 )
 
 CONVERSATIONS: dict[str, dict[str, Any]] = {

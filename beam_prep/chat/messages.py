@@ -52,12 +52,6 @@ def result(name: str, content: str, place: int = 0) -> Message:
     return {"role": "tool", "content": content, "name": name, "tool_call_id": call(name, {}, place)["id"]}
 
 
-def tool(name: str, description: str, parameter: str, kind: str) -> dict[str, Any]:
-    """The schema of a tool, for probes."""
-    schema = {"type": "object", "properties": {parameter: {"type": kind}}, "required": [parameter]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
-
-
 def is_legacy(message: Message) -> bool:
     """True for a call or a result in the form that OpenAI's API had before `tool_calls`, the role `tool` and ids."""
     without_id = any(not each.get("id") for each in message.get("tool_calls") or ())

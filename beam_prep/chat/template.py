@@ -6,7 +6,7 @@ from typing import Any
 
 from beam_prep.chat.environment import compile_template
 from beam_prep.chat.facts import facts_of
-from beam_prep.chat.messages import OTHER_CONTENTS, Forms, Lost, Message, ToolArguments, inline_reasoning, is_said, tool
+from beam_prep.chat.messages import OTHER_CONTENTS, Forms, Lost, Message, ToolArguments, inline_reasoning, is_said
 from beam_prep.chat.renderer import Renderer, Tokens
 from beam_prep.chat.replay import Replay
 from beam_prep.chat.trace import SourceSpan
@@ -57,7 +57,18 @@ def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:
 _MOST_FACTS = 256
 _TURNS = 2
 """Number of turns at each end of a conversation that are compared with renderings of prefixes."""
-_PROBE_TOOLS = [tool(name, "Looks at it.", "word", "string") for name in ("look_up", "add_up")]
+_PROBE_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Looks at it.",
+            # Some templates write a parameter's description, and raise without one.
+            "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "What."}}},
+        },
+    }
+    for name in ("look_up", "add_up")
+]
 
 
 class ChatTemplate:

@@ -252,7 +252,7 @@ class Turns:
         self.places = places(rendering, range(len(messages)))
         self.by_facts = True
         # What renderings of prefixes of this record showed: a long conversation would otherwise take many.
-        self._gaps: dict[tuple[Gap, Any], tuple[int, tuple[str, ...]]] = {}  # by gap, and what else is alike
+        self._gaps: dict[tuple[Gap, Any], tuple[int, tuple[str, ...]]] = {}  # by gap, and `alike` of `_begin`
         self._cuts: dict[Any, int] = {}
 
     def all(self) -> list[Turn]:
@@ -336,7 +336,8 @@ class Turns:
         ended = before.spans[-1][1] - at if before is not None and before.spans else None
         alike = are_plain([self._messages[index]]), behind, ended
         known = facts.gaps.get(gap) or facts.gaps.get(counted)
-        if known is None and not self._tokens.tag.match(text, place.begin):  # else the prompt may have the tag
+        # Where a text begins with a tag, the prompt may have it.
+        if known is None and (place.silent or not self._tokens.tag.match(text, place.begin)):
             known = self._gaps.get((gap, alike)) or self._gaps.get((counted, alike))
         if known is not None:
             begin = at + known[0]
@@ -520,6 +521,7 @@ class Turns:
         text = self._text
         prompts = [header.text[header.closing :]] if header else sorted(self._facts.prompts, key=len, reverse=True)
         if not prompts:
+            self.by_facts = False
             asked = self._renderer.run(self._messages, True).text
             prompts = [asked[shared(text, asked) :]]
         for prompt in prompts:

@@ -144,6 +144,19 @@ def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
     assert trained(template, talk("q", "a", "r", "b")) == ["a", "b"]
 
 
+def test_a_template_that_writes_the_descriptions_of_parameters_is_known_with_tools() -> None:
+    """As Command R's: on probes without one it would raise, and the text behind the last turn would be its end."""
+    described = "{% for n, p in t.function.parameters.properties.items() %}{{ n + p.description }}{% endfor %}"
+    turns = each("{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}") + "{{ '<|im_start|>systemBe kind.' }}"
+    source = "{% for t in tools or [] %}" + described + "{% endfor %}" + turns + PROMPT
+    tool = {"function": {"name": "f", "parameters": {"properties": {"k": {"type": "string", "description": "d"}}}}}
+    found = fresh(source, {}).render(talk("q", "a", "r", "b"), tools=[tool])
+    assert [found.text[slice(*turn.spans[0])] for turn in found.turns if turn.message % 2] == [
+        "a<|im_end|>",
+        "b<|im_end|>",
+    ]
+
+
 @pytest.mark.parametrize("result", ["r", ""])
 def test_behind_a_call_the_next_header_is_trained_as_behind_an_answer_that_no_token_ends(result: str) -> None:
     """As GLM: `</tool_call>` ends the call, and `<|tool|>` the turn."""
