@@ -166,9 +166,8 @@ class Forms:
         return None if objects == strings else objects
 
     def _filling(self) -> dict[str, Any]:
-        result = {"role": "tool", "name": "find", "tool_call_id": "call00001", "content": "r"}
-        # QwQ reads it before an answer.
-        behind: tuple[Sequence[Message], ...] = ((), (result, {"role": "assistant", "content": "sentinel"}))
+        answered = result("find", "r"), {"role": "assistant", "content": "sentinel"}
+        behind: tuple[Sequence[Message], ...] = ((), answered)  # QwQ reads it before an answer
 
         def shown(content: dict[str, Any]) -> tuple[int, int]:
             texts = [self._shown_call(self._arguments, each, **content) for each in behind]

@@ -55,7 +55,7 @@ class Plan(NamedTuple):
         parts: constants and values, alternating; the first and the last are constants.
         order: the values, in the order of the rendering.
         turns: (message, its spans, its spans by the rule) of each turn, see `Turn`.
-        chat: the rendering of the stand-in.
+        chat: what else a rendering of the kind gives; its text and turns are empty.
         asked: constants that the template compares texts with, or searches for, and beginnings of special tokens.
         rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
     """
@@ -171,7 +171,7 @@ class Replay:
         left_out = itertools.chain.from_iterable(lacking for _, lacking in self._facts_of(variables).gaps.values())
         rests = tuple({rest.strip()[:2] for rest in left_out if rest.strip()})
         rendered, also_asked = self._rendered(messages, variables, variables.get("tools"))
-        chat = chat._replace(said=(), replayed=True)
+        chat = chat._replace(text="", turns=[], said=(), replayed=True)
         plan = Plan(parts, order, placed, chat, asked | also_asked | self._beginnings, rests)
         joined = self._joined(plan, leaves)
         if joined is None and "" not in plan.asked:

@@ -346,8 +346,8 @@ class Turns:
         self.by_facts = False
         begin, by_header = self._begin_by_rendering(index, place, before)
         is_repeated = place.said and place.said[2]  # a repeated text follows the header
-        is_known = not facts.learning or (by_header and not place.silent)
-        if is_known and not is_repeated and at <= begin <= place.begin + len(behind):
+        is_kept = not facts.learning or (by_header and not place.silent)
+        if is_kept and not is_repeated and at <= begin <= place.begin + len(behind):
             shown = gap if _NUMBER.search(text, at, begin) else counted
             found = facts.of_gap(begin - at, text[:begin])
             if facts.learning:
@@ -466,15 +466,15 @@ class Turns:
             return None
         begin = at + _shared_blanks(_blanks(header.text, done), text, at, until)
         if header.text[done:].strip():
-            return self._behind_a_part(header, place, done, begin, until)
+            return self._behind_a_part(header, place, done, begin, until) if header.prompted else None
         # An empty answer may stand further behind, if a token takes the place of the header's blanks.
         is_token = place.silent and self._tokens.special.match(text, begin)
         return None if is_token and header.text[-1:].isspace() and not text[begin - 1].isspace() else begin
 
     def _behind_a_part(self, header: Header, place: TurnPlace, done: int, begin: int, until: int) -> int | None:
-        """Behind the part of a header that the history has, if it may lack the rest; see `_behind`.
+        """Behind the part of a generation prompt that the history has, if it may lack the rest; see `_behind`.
 
-        The rest of a prompt must be known to be left out, or be the opening of the reasoning. The history may also have
+        The rest must be known to be left out, or be the opening of the reasoning. The history may also have
         the last tags of the rest (`</think>` of an opening and an end without reasoning between).
 
         Args:
@@ -488,7 +488,7 @@ class Turns:
         instead = text[begin : place.begin].strip()
         stands_behind = prompt in text[begin : min(place.before, len(text))] or left in instead
         repeated = any(left in each for each in self._between_repeated(place.begin, place.end))
-        if not header.prompted or stands_behind or repeated or (had_of_prompt and had_of_prompt in instead):
+        if stands_behind or repeated or (had_of_prompt and had_of_prompt in instead):
             return None  # the prompt, or a part of it, stands further behind
         first = next(tokens.token.finditer(rest))[0]
         last_tags = left[len(first) :] if tokens.only_tags.fullmatch(left) else ""
@@ -658,7 +658,7 @@ class Turns:
         """The end of what the template writes for a message."""
         trace, limit = self._trace, min(place.before, len(self._text.removesuffix(self._facts.always)))
         following = self._messages[index + 1] if index + 1 < len(self._messages) else None
-        if index in (trace.owner(at), trace.owner(at + 1)):
+        if index in (trace.owner(at), trace.owner(at + 1)):  # its mark may stand at this place
             until, who = trace.next_mark(index, at)
             other = self.places.get(index + 1)
             begins_behind = who == index + 1 and other is not None and other.begin >= until

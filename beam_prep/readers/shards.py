@@ -204,8 +204,8 @@ class Stored:
                         if entry.is_dir() and entry.stat().st_mtime < time.time() - _STALE:
                             shutil.rmtree(entry.path, ignore_errors=True)
                     elif entry.is_dir():
-                        size_of = int(entry.name.rpartition("-")[2])
-                        found.append((entry.stat().st_mtime, size_of, Path(entry.path)))
+                        stored = int(entry.name.rpartition("-")[2])  # its size in bytes
+                        found.append((entry.stat().st_mtime, stored, Path(entry.path)))
             total = sum(each for _, each, _ in found)
             for _, freed, folder in sorted(found):
                 if total + size <= self._most:

@@ -277,7 +277,7 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
     """A function call written as JSON, or as Python does (Toucan) -> `tool_calls`; None if it is plain text."""
     try:
         found = _parsed(json.dumps(ast.literal_eval(text)) if text.startswith(("{'", "[{'")) else text)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # of `literal_eval`, says its page
         return None
     except Reject as reject:
         if reject.reason == "bad_text":  # no tokenizer takes it as plain text either
