@@ -134,7 +134,7 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: Patch) 
 
     def other(self: Replay, messages: Any, *given: Any) -> Any:
         found = whole(self, messages, *given)
-        return found and (found[0].replace("Say 123!", "Say 321!"), *found[1:])
+        return found and found._replace(text=found.text.replace("Say 123!", "Say 321!"))
 
     monkeypatch.setattr(Replay, "find", other)
     seen_by_a_full_check_alone(run, CONFIG, CHATS, "Say 123!", "the rendering differs")
