@@ -155,14 +155,15 @@ def _closers(facts: Facts, around: _Around) -> Iterator[str]:
         begin = token.start() if token else 0
         while token:
             earlier, at = tail[begin : token.start()], token.end()
-            prompts = [prompt for prompt in facts.prompts if token[0] in prompt and not earlier]
+            prompts = [prompt for prompt in facts.prompts if token[0] in prompt]
             rests = [prompt.partition(token[0])[2].lstrip() for prompt in prompts] or [tail[at:].lstrip()]
             # Before words, the token begins a header.
             is_followed = any(map(special.match, rests))
             is_last = is_known and all(each.startswith(earlier + token[0], start) for each, start in starts)
             # Behind another token, and directly before a third one, it may begin a header all the same.
             is_between = bool(earlier) and special.match(tail, at) is not None
-            if (is_last or is_followed) if prompts else (is_last and is_followed and not is_between):
+            is_known_end = is_last and is_followed and not is_between
+            if is_known_end or (prompts and not earlier and (is_last or is_followed)):
                 yield token[0]
             token = special.match(tail, at)
 

@@ -364,7 +364,7 @@ class Turns:
         except (*RAISED, Refused):  # the template does not take this prefix
             joined = self._joined(index, before, place.begin)
             return (self._by_prompt(place) if joined is None else joined), False
-        if header.prompted and text.startswith(header.whole):
+        if header.prompted and text.startswith(header.whole) and not self._is_within_word(len(header.whole)):
             if len(header.whole) > place.end and not place.silent:
                 raise Refused("turn_begin", f"its text stands before the generation prompt: {header.text[-60:]!r}")
             self._check_alone(index, len(header.whole), place.begin)
@@ -393,6 +393,10 @@ class Turns:
             raise Refused("turn_begin", f"before its text stand words that a plain answer does not have: {words!r}")
         self._check_name(index, begin, place.begin)
         return begin, by_header
+
+    def _is_within_word(self, at: int) -> bool:
+        around = self._text[at - 1 : at + 1]
+        return len(around) == 2 and around.isalnum()
 
     def _rest_of_header(self, header: Header, place: TurnPlace) -> int:
         """Length of the rest of another prompt, if this one only ends the answer before (some ChatML templates)."""
@@ -458,7 +462,7 @@ class Turns:
                 continue
             begin = at + len(_blanks(text, at))
             end = begin + len(token[0])
-            within_word = end < until and text[end - 1 : end + 1].isalnum()
+            within_word = end < until and self._is_within_word(end)
             if within_word or not text.startswith(token[0], begin, until):
                 break
             at, done = end, token.end()
@@ -522,8 +526,8 @@ class Turns:
         prompts = [header.text[header.closing :]] if header else sorted(self._facts.prompts, key=len, reverse=True)
         if not prompts:
             self.by_facts = False
-            asked = self._renderer.run(self._messages, True).text
-            prompts = [asked[shared(text, asked) :]]
+            asked = header_of(self._renderer, self._messages)
+            prompts = [asked.text[asked.closing :]]
         for prompt in prompts:
             end = text.find(prompt, place.after, place.begin) + len(prompt)
             once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
