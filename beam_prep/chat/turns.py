@@ -175,10 +175,9 @@ class Facts:
         if (calls or self.has_parts) and plain and plain in tail:
             return tail.find(plain) + len(plain)
         only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
-        last = ends[-1] if ends else None
         if calls and not plain:
-            return last
-        return next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
+            return ends[-1] if ends else None
+        return next((end for end in ends if not calls or only.fullmatch(tail, end)), None)
 
     def first_run(self, tail: str) -> str:
         """The first run of special tokens; "" if there is none."""
@@ -313,6 +312,8 @@ class Turns:
             if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         text = self._text
+        if any(between.strip() for between in self._between_repeated(place.begin, place.end)):
+            raise Refused("turn_apart", "its text is written twice, and the template's words stand between")
         stop = min(self._trace.next_mark(index, place.end)[0], place.before, len(text))
         behind_blanks = min(place.end + len(_blanks(text, place.end)), stop)
         end = self._tokens.special.match(text, behind_blanks, stop)
@@ -526,8 +527,10 @@ class Turns:
         prompts = [header.text[header.closing :]] if header else sorted(self._facts.prompts, key=len, reverse=True)
         if not prompts:
             self.by_facts = False
-            asked = header_of(self._renderer, self._messages)
-            prompts = [asked.text[asked.closing :]]
+            asked = self._renderer.run(self._messages, True)
+            if len(asked.segments) > len(self._trace.segments):
+                raise Refused("turn_begin", f"the generation prompt repeats a message's text: {asked.text[-60:]!r}")
+            prompts = [asked.text[shared(text, asked.text) :]]
         for prompt in prompts:
             end = text.find(prompt, place.after, place.begin) + len(prompt)
             once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
@@ -639,8 +642,10 @@ class Turns:
         """
         facts, special, text = self._facts, self._tokens.special, self._text
         openings = list(special.finditer(text, at, stop))
-        if not all(facts.opens(token[0]) for token in openings):
-            raise Refused("turn_end", f"a token that begins a turn stands within the turn: {openings[0][0]!r}")
+        for token in openings:
+            goes_on = text[token.end() : stop].strip() and not facts.is_prompts(token[0])
+            if goes_on or not facts.opens(token[0]):
+                raise Refused("turn_end", f"a token that begins a turn stands within the turn: {token[0]!r}")
         opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         end = at + len(text[at:opening].rstrip())
         head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn

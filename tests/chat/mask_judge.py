@@ -135,7 +135,7 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
         prompt = shown.text.rfind(made.prompt, 0, first) if made.prompt.strip() else -1
         headers = [run for run in shown.runs if run.label == gen.HEADER and region <= run.start and run.stop <= first]
         headers = [run for run in headers if shown.text[run.start : run.stop].strip()]
-        written = shared(shown.text[region:first], made.prompt)
+        written = _whole(made, shared(shown.text[region:first], made.prompt))
         if not made.prompt and headers:
             begin = None  # a header stands behind what was said before
         there: list[int | None] = [begin, prompt + len(made.prompt) if prompt >= 0 else None]
@@ -158,6 +158,13 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
     if not (by_prompt and by_stop):
         right += [each for each in old if each not in right]
     return Truth(right + silent, by_prompt and by_stop)
+
+
+def _whole(made: Template, size: int) -> int:
+    """So much of the beginning of a generation prompt that no special token is cut."""
+    for token in re.finditer("|".join(map(re.escape, made.controls)), made.prompt):
+        size = token.start() if token.start() < size < token.end() else size
+    return size
 
 
 def _of_others(made: Template, shown: Rendered, index: int) -> list[Ranges]:
