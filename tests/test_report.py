@@ -245,12 +245,19 @@ def test_each_side_of_a_pair_counts_as_a_conversation_with_tools() -> None:
     assert said.startswith("the chat template does not write the tools of 6 conversations: ")
 
 
-@pytest.mark.parametrize("last", [0, 1])
-def test_turns_are_proposed_where_they_give_the_reasoning_back(last: int) -> None:
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (0, ["the history lacks the reasoning of 2 messages: "]),
+        (1, ["the history lacks the reasoning of 1 message: ", "the chat template does not write the reasoning of 1 last "]),
+        (2, ["the chat template does not write the reasoning of 2 last answers: "]),
+    ],
+)
+def test_turns_are_proposed_for_the_reasoning_that_they_give_back(last: int, told: list[str]) -> None:
     counters = {"reasoning_written": 1, "reasoning_not_written": 2, "last_reasoning_not_written": last}
     found: Any = {"counters": counters, "totals": {"tokens": {}}, "ledger": {"rejected": {}}}
-    (said,) = (*lines(found, ConfigView()), *warnings(found, ConfigView()))
-    assert said.startswith(("the history lacks the reasoning of 2", "the chat template does not write")[last])
+    said = [*lines(found, ConfigView()), *warnings(found, ConfigView())]
+    assert all(map(str.startswith, said, told)) and len(said) == len(told)
 
 
 # The page

@@ -333,6 +333,11 @@ NOT_WRITTEN = {
         "the chat template does not write the reasoning of {}",
         '"input": {"chat_template": ...} that writes `reasoning_content`',
     ),
+    "last_reasoning_not_written": (
+        "last answer",
+        "the chat template does not write the reasoning of {}",
+        '"input": {"chat_template": ...} that writes `reasoning_content` of answers that nothing follows',
+    ),
 }
 """Counter -> (what is counted, sentence, what to do). Each side of a pair, and each sampled response, counts as one
 conversation."""
@@ -346,9 +351,9 @@ _MARKS = {
 
 def not_written(counters: Mapping[str, int]) -> list[str]:
     """The keys of `NOT_WRITTEN` that are a problem. That reasoning is left out of the history is none."""
-    found = [name for name in NOT_WRITTEN if counters.get(name)]
-    is_of_history = counters.get("reasoning_written") and not counters.get("last_reasoning_not_written")
-    return [name for name in found if name != "reasoning_not_written" or not is_of_history]
+    some = bool(counters.get("reasoning_written"))
+    told = "reasoning_not_written" if some else "last_reasoning_not_written"
+    return [name for name in NOT_WRITTEN if counters.get(name) and name != told]
 
 
 def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
@@ -379,7 +384,8 @@ def lines(found: Found, config: ConfigView) -> list[str]:
     for name, noun in (("tool_arguments_changed", "arguments"), ("tool_ids_changed", "ids")):
         if changed := counters.get(name):
             texts.append(f"{noun} of {changed:,} calls were given to the chat template in the form that it takes")
-    if (less := counters.get("reasoning_not_written")) and "reasoning_not_written" not in not_written(counters):
+    less = counters.get("reasoning_not_written", 0) - counters.get("last_reasoning_not_written", 0)
+    if less and counters.get("reasoning_written"):
         told = counted(less, "message")
         texts.append(f'the history lacks the reasoning of {told}: "turns": "auto" in "input" gives it back')
     if dropped := counters.get("rows_dropped"):
