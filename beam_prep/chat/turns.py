@@ -309,7 +309,8 @@ class Turns:
             raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         if place.owner > index and self._messages[place.owner]["role"] == "assistant":
             header = self._text[place.after : place.begin]
-            if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
+            prompts = [prompt.strip() for prompt in self._facts.prompts if prompt.strip()]
+            if any(map(header.__contains__, prompts)) or not prompts:
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         text = self._text
         if any(between.strip() for between in self._between_repeated(place.begin, place.end)):
@@ -365,7 +366,9 @@ class Turns:
         except (*RAISED, Refused):  # the template does not take this prefix
             joined = self._joined(index, before, place.begin)
             return (self._by_prompt(place) if joined is None else joined), False
-        if header.prompted and text.startswith(header.whole) and not self._is_within_word(len(header.whole)):
+        # A prompt that repeats a message's text may be there by chance.
+        is_there = header.prompted and text.startswith(header.whole)
+        if is_there and (header.text or not self._is_within_word(len(header.whole))):
             if len(header.whole) > place.end and not place.silent:
                 raise Refused("turn_begin", f"its text stands before the generation prompt: {header.text[-60:]!r}")
             self._check_alone(index, len(header.whole), place.begin)
@@ -396,6 +399,7 @@ class Turns:
         return begin, by_header
 
     def _is_within_word(self, at: int) -> bool:
+        """Whether a place is between two letters or digits."""
         around = self._text[at - 1 : at + 1]
         return len(around) == 2 and around.isalnum()
 
