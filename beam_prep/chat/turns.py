@@ -707,10 +707,12 @@ class Turns:
         begins = [*(each.begin for each in pieces), *(each.begin for each in segments)]
         begins += [max(each.end - len(own), 0) for each in segments if own]
         ours = text[place.begin : place.before]
-        alike = [shared(ours, cut.text[begin:]) for begin in begins if cut.text.startswith(own, begin)]
+        alike = [(shared(ours, cut.text[begin:]), begin) for begin in begins if cut.text.startswith(own, begin)]
         if pieces and alike:
-            common = max(alike)
-            return self._tokens.whole(text, at, max(at, place.begin + common))
+            common, begin = max(alike)
+            rest = "".join(constants(cut, begin + common, len(cut.text.removesuffix(self._facts.always))))
+            if not _WORD.search(self._tokens.special.sub("", rest)):
+                return self._tokens.whole(text, at, max(at, place.begin + common))
         raise Refused("turn_end", "its end cannot be told: the conversation up to this turn renders it otherwise")
 
     @functools.cached_property
