@@ -309,8 +309,7 @@ class Turns:
             raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         if place.owner > index and self._messages[place.owner]["role"] == "assistant":
             header = self._text[place.after : place.begin]
-            prompts = [prompt.strip() for prompt in self._facts.prompts if prompt.strip()]
-            if any(map(header.__contains__, prompts)) or not prompts:
+            if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
                 raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         text = self._text
         if any(between.strip() for between in self._between_repeated(place.begin, place.end)):
@@ -618,7 +617,8 @@ class Turns:
                 if _SEVERAL_WORDS.search(own_words):  # the model may not write them
                     raise Refused("turn_end", f"the template writes words before the turn's end: {own_words[:40]!r}")
             at += end
-            if not calls or plain != "":
+            eos = self._renderer.special_tokens.get("eos_token")
+            if not calls or plain != "" or (eos and self._text.endswith(eos, 0, at)):
                 return at
             # No token ends a plain answer, so these end the call alone (Apertus): its end is that of a plain answer.
         if other is not None:

@@ -138,16 +138,17 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
         written = _whole(made, shared(shown.text[region:first], made.prompt))
         if not made.prompt and headers:
             begin = None  # a header stands behind what was said before
+        header_ends = until if silent else first  # where it says nothing, no text shows where
         there: list[int | None] = [begin, prompt + len(made.prompt) if prompt >= 0 else None]
         for each in (made.prompt, prefixes.prompt(index)):  # without what it says again, and as the record has it
-            loosely = re.search(r"\s*".join(map(re.escape, "".join(each.split()))), shown.text[region:first])
+            loosely = re.search(r"\s*".join(map(re.escape, "".join(each.split()))), shown.text[region:header_ends])
             there.append(region + loosely.end() if loosely and each.strip() else None)
         there.append(headers[-1].stop if headers else region)
         there += [region + written] if made.prompt[:written].strip() else []
         if not made.prompt.strip():  # what a plain answer has, too
             there.append(region + len(shown.constant(region, skip_empty=False)))
             there.append(prefixes.plain_header(index, region))
-        begins += [each for each in there if each is not None and (region <= each <= first or each == begin)]
+        begins += [each for each in there if each is not None and (region <= each <= header_ends or each == begin)]
     ends = _ends(made, shown, index, last, stop if by_stop and stop is not None else max(until, last))
     for at in begins if silent else ():
         ends += _ends(made, shown, index, at, until)  # the first end token, wherever it says nothing

@@ -30,7 +30,10 @@ def assert_right(report: Report) -> None:
 
 # Generated templates
 
-ONCE_WRONG = ("101/413", "101/869", "103/8", "103/54")
+ONCE_WRONG = (
+    *("101/413", "101/869", "103/8", "103/54", "771/244", "771/3560", "5150/1121", "5150/1666", "5150/2881"),
+    *("5150/3531", "8801/2629", "8801/4143", "8802/3910", "9031/41"),
+)
 """Seeds of templates of which spans were wrong."""
 
 
@@ -39,7 +42,7 @@ def test_no_generated_template_gets_a_wrong_span() -> None:
     for number in (*range(36), *ONCE_WRONG):
         report.add(judged(list(draw_cases(Seeded(f"quick/{number}" if isinstance(number, int) else number), 24))))
     assert_right(report)
-    assert report.pairs == 960
+    assert report.pairs == 1200
     assert report.counts["decided"] > 700
     assert report.counts["refused of decided"] <= 0.12 * report.counts["decided"]
 
