@@ -30,7 +30,7 @@ from beam_prep.reading.records import Drop
 from beam_prep.shards.receipts import DIGEST, BlockReceipt, RowIndex
 from beam_prep.tokens.batch import Batch, RoleCounts
 
-CACHE_VERSION = 24
+CACHE_VERSION = 25
 """Raise this with every change of the content of a token cache file: then older blocks are not used again."""
 
 ROWS, ROW_INDEX = ".arrow", ".rows.arrow"
