@@ -370,11 +370,9 @@ class Sample:
         found = make_plan(
             receipts, lambda names: [indexes[name] for name in names], 1 << 62, None, Compose(), lambda _: Copies()
         )
-        of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
-        of_files[: len(found.of_files)] = found.of_files
         inputs = [{"path": file.path} for file in self.files]
         shown = tuple(each._replace(line=0) for each in found.shown)  # lines before a block are not known
-        return replace(found, shards=(), rejects=(), inputs=inputs, shown=shown, of_files=of_files)
+        return replace(found, shards=(), rejects=(), inputs=inputs, shown=shown)
 
     @property
     def roles(self) -> dict[str, dict[str, int]]:
