@@ -16,7 +16,7 @@ from rich import filesize
 from beam_prep import recipe
 from beam_prep.audit import FIRST_CHECKS, findings, unread_fields
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile
+from beam_prep.data.block import InputFile, Split
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.rendered import Rendered
 from beam_prep.errors import InputError, RunError
@@ -225,7 +225,7 @@ def sizes(
 ) -> tuple[float, float]:
     """(bytes in the token cache, bytes in the output) for each byte of input, estimated from the first kept records."""
     for number, source in enumerate(inputs):
-        records = first_records(source, number)
+        records = first_records(Split(number, source, 0, -1))
         if records is None:
             continue
         size = records.origin.bytes

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -145,7 +145,8 @@ def chain(
         return [ByGroup([chain(part, tokenizer, backend, check, references) for part in config.parts()])]
     steps = mask_steps(config, tokenizer, backend, check, references)
     if check == "full":
-        steps.append(CheckInFull(config, tokenizer, references))
+        reference = [] if config.input.tokenized else mask_steps(config, tokenizer, check=check, references=references)
+        steps.append(CheckInFull(reference))
     return steps + row_steps(config, tokenizer)
 
 
@@ -292,27 +293,26 @@ def files_of_groups(files: Iterable[InputFile]) -> list[int]:
     return [sum(1 for _ in run) for group, run in itertools.groupby(file.group for file in files) if group is not None]
 
 
-def check_in_full(
-    batch: Batch, config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
-) -> Batch:
+def check_in_full(batch: Batch, reference: Sequence[BlockStep]) -> Batch:
     """The batch, if the reference gives the same for every line of its block, starting from the bytes.
 
     The reference encodes texts with the Rust library of transformers. The text of each conversation was compared with
     transformers' own when it was rendered. The code behind the masks is the same for all backends.
+
+    Args:
+        batch: the batch with its masks.
+        reference: the reference's steps, from records to masks; none if the records hold ids.
 
     Raises:
         RunError: the reference gives something else; the message names file and byte offset of the first such line.
     """
     if batch.receipt is not None:  # the block was checked when it was made
         return batch
-    if not config.input.tokenized:
-        ledger, origin = batch.ledger, batch.origin
-        raw = RawBlock(origin.start, origin.size, origin.skip, ledger.raw, b"")
+    if reference:
+        origin = batch.origin
+        raw = RawBlock(origin.start, origin.size, origin.skip, batch.ledger.raw, b"")
         records = source_of(origin.source.path).parse(raw, origin)
-        found = first_difference(
-            batch, run_steps(mask_steps(config, tokenizer, check="full", references=references), records)
-        )
-        if found is not None:
+        if (found := first_difference(batch, run_steps(reference, records))) is not None:
             line, how = found
             raise RunError(
                 f"--check full: {batch.place(line)} is not what transformers gives: "
@@ -326,9 +326,7 @@ def check_in_full(
 class CheckInFull(BlockStep):
     """`Batch` -> the same `Batch`: see `check_in_full`."""
 
-    config: PipelineConfig
-    tokenizer: Tokenizer
-    references: IndexSource | None = None
+    reference: Sequence[BlockStep]
 
     work, gives = check_in_full, Batch
 

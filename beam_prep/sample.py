@@ -6,20 +6,20 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.chat.messages import text_of_part
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import ALIVE, AnyPath, InputFile, Ledger, drawn
+from beam_prep.data.block import ALIVE, AnyPath, InputFile, Ledger, Split, drawn
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import Rendered
@@ -28,14 +28,15 @@ from beam_prep.formats.manifest import count_tokens
 from beam_prep.hints import counted, listed, shortened
 from beam_prep.reading.records import Record, Records
 from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
+from beam_prep.shards.compose import Compose
 from beam_prep.shards.pack import longest_row
-from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
-from beam_prep.shards.receipts import BlockReceipt, RowIndex
+from beam_prep.shards.plan import Plan, make_plan
+from beam_prep.shards.receipts import STATISTICS, BlockReceipt, Copies, Receipts, RowIndex, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, failure, lines
 from beam_prep.storage.files import plain_size
-from beam_prep.storage.inputs import advice_on, blocks_drawn, is_stream, records_at
+from beam_prep.storage.inputs import advice_on, blocks_drawn, first_records, is_stream
 from beam_prep.storage.shipped import load_tokenizer
-from beam_prep.tokens.batch import ROLE_COUNTS, Batch, with_roles
+from beam_prep.tokens.batch import Batch, with_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BlockStep, BuildMask
 
@@ -96,8 +97,8 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
             unread += [] if whole else [file.path]
         else:
             cells = drawn(-(-content // CHUNK), of_file, first=index == chosen[0]).tolist()
-            at_cells = (records_at(file, index, cell * CHUNK, CHUNK) for cell in cells)
-            blocks = [block for block in at_cells if block is not None]
+            splits = (Split(index, file, cell * CHUNK, min(cell * CHUNK + CHUNK, content)) for cell in cells)
+            blocks = [block for split in splits if (block := first_records(split)) is not None]
             read = sum(min(CHUNK, content - cell * CHUNK) for cell in cells)
         complete = complete and not unread and read == content
         found += [(block, content / max(1, read)) for block in blocks]
@@ -360,30 +361,18 @@ class Sample:
     @functools.cached_property
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
-        of_files = np.zeros((max(1, len(self.files)), 2), np.int64)  # given records may be of no file
-        receipts, shown = [], list[Dropped]()
-        for rows in (part.rows for part in self.parts):
-            one_domain, origin = np.zeros(len(rows), np.int32), rows.origin
-            index = RowIndex.of(rows, one_domain, rows.lengths, TEXT_LIMIT)
-            receipts.append(BlockReceipt(index.statistics([""], {})))
-            of_files[origin.file] += (len(filled(rows.ledger)), len(rows))
-            path, first = origin.source.path, origin.first_byte
-            shown += [Dropped(path, first + drop.offset, 0, drop, file=origin.file) for drop in index.shown]
-        counts = dict[str, Counter[str]]()
-        for kind in ("blank", "dropped", "rejected", "counter", *ROLE_COUNTS):
-            of_kind = (Counter(each.counts(kind)) for each in receipts)
-            counts[kind] = sum(of_kind, Counter[str]())
-        lines = sum(each["lines"] for each in receipts)
-        return Plan(
-            shards=(),
-            rejects=(),
-            ledger=LedgerTotals(lines, counts["blank"][""], self.kept[0], counts["dropped"], counts["rejected"]),
-            counters=dict(sorted(counts["counter"].items())),
-            inputs=[{"path": file.path} for file in self.files],
-            roles={role: {what: counts[what][role] for what in ROLE_COUNTS} for role in sorted(counts["messages"])},
-            shown=tuple(shown),
-            of_files=of_files,
+        indexes, blocks = dict[str, RowIndex](), []
+        for name, rows in ((str(part.number), part.rows) for part in self.parts):
+            indexes[name] = RowIndex.of(rows, np.zeros(len(rows), np.int32), rows.lengths, TEXT_LIMIT)
+            receipt = BlockReceipt.of(indexes[name].statistics([""], {}), ())
+            blocks.append(placed(receipt, rows.origin, name, reused=False).values)
+        receipts = Receipts(pa.Table.from_pylist(blocks, schema=STATISTICS), np.zeros((2, 0), np.int64))
+        found = make_plan(
+            receipts, lambda names: [indexes[name] for name in names], 1 << 62, None, Compose(), lambda _: Copies()
         )
+        inputs = [{"path": file.path} for file in self.files]
+        shown = tuple(each._replace(line=0) for each in found.shown)  # lines before a block are not known
+        return replace(found, shards=(), rejects=(), inputs=inputs, shown=shown)
 
     @property
     def roles(self) -> dict[str, dict[str, int]]:

@@ -173,12 +173,9 @@ class SimulatedTokenCache(TokenCache):
         time.sleep(self.delay)
         return read_row_index(self._small(name), "simulated")
 
-    def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
-        return self.pick(name, domain, np.arange(start, stop))
-
-    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
+    def rows(self, name: str, domain: int, rows: slice | Array, last: bool = False) -> dict[str, Ragged]:
         time.sleep(self.delay)
-        count = len(rows)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         return {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:

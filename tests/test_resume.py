@@ -278,7 +278,7 @@ class Block:
         found = list[str]()
         for domain, (_, rows, _) in enumerate(self.receipt.domains):
             for start, stop in ((0, rows), (rows // 3, rows // 2)):
-                part = token_cache.rows(self.name, domain, start, stop)
+                part = token_cache.rows(self.name, domain, slice(start, stop))
                 found.append(json.dumps({name: column.to_lists() for name, column in part.items()}))
         (row_index,) = token_cache.row_indexes([self.name])
         arrays = {**row_index.rows, "status": row_index.status}

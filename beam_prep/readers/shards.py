@@ -80,8 +80,6 @@ class OpenShard:
 
     def lengths(self, name: str) -> Array:
         """int64 [rows]: the length of each row of a column."""
-        if (columns := _columns_of(self.reader)) is not None:
-            return columns[name].lengths
         if (known := getattr(self.reader, "lengths", None)) is not None:
             return np.asarray(known(name))
         rows = map(self.reader.row, range(len(self.reader)))

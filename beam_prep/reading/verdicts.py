@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from beam_prep.data.block import step
-from beam_prep.hints import shortened
+from beam_prep.hints import counted, shortened
 from beam_prep.reading.records import Records
 
 
@@ -286,7 +286,8 @@ def _ratings(values: _Values, may_count: bool = False) -> _Seen | None:
         return _good(values)  # a rating may be a word
     low, high = min(numbers), max(numbers)
     shown = f"{low:g} to {high:g}" if low < high else f"{low:g}"
-    means = f"rates answers ({shown}, in {_records(values)})"
+    rated = counted(len({place for place, _ in values}), "record")
+    means = f"rates answers ({shown}, in {rated})"
     if low < 0:  # rewards or votes; if all are negative, they are log probabilities
         return _Seen(means, [number < 0 <= high for number in numbers])
     end = next((end for end in _ENDS if 0.8 * end <= high <= end), 0)
@@ -365,11 +366,6 @@ def _mend(field: _Field, bad: _Values, in_all: bool) -> str:
     return f'{_OUT}; or "output": {{"keep_fields": {{{key}: "{kind}"}}}} for a trainer that reads the field (as KTO)'
 
 
-def _records(values: _Values) -> str:
-    count = len({place for place, _ in values})
-    return f"{count:,} record{'' if count == 1 else 's'}"
-
-
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return shortened(text, 24)
@@ -413,10 +409,9 @@ def warning_of(found: Sequence[Verdict], records: int) -> str | None:
     bad = [verdict for verdict in found if verdict.bad]
     if not bad:
         return None
-    plural = "s" * (records != 1)
     listed = "; ".join(f"{verdict.name!r} ({verdict.which}) in {len(verdict.bad):,}" for verdict in bad)
-    looked = f"of {records:,} record{plural} looked at"
-    return f"answers marked as bad are trained like the others: {looked}, {listed}: {bad[0].mend}"
+    looked = counted(records, "record")
+    return f"answers marked as bad are trained like the others: of {looked} looked at, {listed}: {bad[0].mend}"
 
 
 BAD_ANSWERS = "bad_answers: "

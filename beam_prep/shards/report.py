@@ -140,8 +140,8 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
 def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
     """The problem if a group of inputs has records and none is kept. The rates of the whole run do not show it if other
     groups are much larger."""
-    for number, (_, files) in enumerate(config.groups if len(plan.of_files) else ()):
-        read, kept = plan.of_files[files].sum(axis=0)
+    for number, (_, files) in enumerate(config.groups):
+        read, kept = plan.of_files[files.start : files.stop].sum(axis=0)
         if read and not kept:
             problem = f"nothing is kept of input.groups[{number}], of {read} records: check its fields, or leave it out"
             mine = tuple(each for each in plan.shown if each.file in files)

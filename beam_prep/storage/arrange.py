@@ -159,15 +159,12 @@ class Arranger:
 
     def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> Rows:
         """The rows of a slice, with `cut` and `LOST`. For `last` see `TokenCache.rows`."""
-        name, domain, start, stop = piece[:4]
-        views = self.compose.splits is not None or bool(piece.copies)
+        within, views = slice(piece.start, piece.stop), self.compose.splits is not None or bool(piece.copies)
         if views or cut:
-            seen = self._view(name, piece.copies)
-            here = np.flatnonzero(seen["domain"] == domain)[start:stop]
-        if views:
-            rows = self.token_cache.pick(name, domain // self.compose.split_count, seen["number"][here])
-        else:
-            rows = self.token_cache.rows(name, domain, start, stop, last)
+            seen = self._view(piece.name, piece.copies)
+            here = np.flatnonzero(seen["domain"] == piece.domain)[within]
+        domain = piece.domain // self.compose.split_count
+        rows = self.token_cache.rows(piece.name, domain, seen["number"][here] if views else within, last)
         rows = self._placed(rows, piece.file, piece.first_byte)
         return rows | {LOST: one_each(seen.counter(CUT)[here])} if cut else rows
 
@@ -232,7 +229,7 @@ class Arranger:
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
-            rows = self.token_cache.pick(place.name, code, seen["number"][made.row[here]])
+            rows = self.token_cache.rows(place.name, code, seen["number"][made.row[here]])
             parts.append(self._placed(rows, place.file, place.first_byte))
         found = joined(parts, np.argsort(by_batch))
         lost = seen.counter(CUT)[made.row]

@@ -17,7 +17,7 @@ from beam_prep.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import InputError, StorageError, TokenCacheError
 from beam_prep.formats.manifest import MANIFEST
 from beam_prep.hints import some
-from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records, read_blocks, read_up_to
+from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records, read_up_to
 from beam_prep.reading.sources import GUESS_BYTES, HEAD_BYTES, guess, source_of
 from beam_prep.storage import files
 from beam_prep.storage.files import input_at, open_input
@@ -88,31 +88,15 @@ FIRST_BYTES = 1024 * 1024
 """Bytes of a file that are read to show its first records."""
 
 
-def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYTES) -> Records | None:
-    """The records of a file's first block; None if the file is empty.
+def first_records(split: Split, block_bytes: int = FIRST_BYTES) -> Records | None:
+    """The records of the first block of a split; None if the file is empty.
 
     Raises:
         InputError: the file cannot be read.
     """
-    with closing(blocks_of(Split(file, source, 0, -1), block_bytes, digests=False)) as blocks:
+    with closing(blocks_of(split, block_bytes, digests=False)) as blocks:
         raw, origin = next(blocks)
     return _block(raw, origin) if raw.size else None
-
-
-def records_at(source: InputFile, file: int, start: int, size: int) -> Records | None:
-    """The records that begin in a range of bytes of a plain file; None if there are none.
-
-    Args:
-        source: the file.
-        file: its number.
-        start, size: the range in bytes, multiples of `CHUNK`.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    with open_input(source, start, size) as stream:
-        raw = next(read_blocks(stream, start, min(start + size, source.size), size), None)
-    return None if raw is None else _block(raw, raw.origin(file, source, size))
 
 
 def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int) -> tuple[list[Records], int, bool]:

@@ -103,27 +103,18 @@ class TokenCache:
         elif self.kept:  # an object's time changes only by a write, so an empty object marks the use
             stores.put(self._path(name, _USED), b"")
 
-    def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
-        """A slice of a block's rows. It removes the block if this is the `last` use, and the slice is the whole block.
+    def rows(self, name: str, domain: int, rows: slice | Array, last: bool = False) -> dict[str, Ragged]:
+        """Some rows of a block's domain; see `read_rows`. A slice that is the whole block is removed at its `last` use.
 
         Raises:
             TokenCacheError: see `_expected_block`.
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
-            rows, are_all = cached_block.read_rows(read_file(path), name, domain, slice(start, stop))
+            found, are_all = cached_block.read_rows(read_file(path), name, domain, rows)
         if last and are_all:
             os.unlink(path)  # the rows are mapped into memory, and stay readable while they are in use
-        return rows
-
-    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
-        """Some rows of a block's domain, in the given order; see `read_rows`.
-
-        Raises:
-            TokenCacheError: see `_expected_block`.
-        """
-        with self._expected_block(name):
-            return cached_block.read_rows(read_file(self._path(name, ROWS)), name, domain, rows)[0]
+        return found
 
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """The rejects of several blocks, in order. Some blocks are read at the same time."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from beam_prep.data.fim import Parts
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged, characters, ranges
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver
 from beam_prep.tokens.resolver import resolve, rust_tokenizer
@@ -295,7 +295,7 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
-        rows = []
+        rows = [Ragged.from_lists([])]
         for chunk in chunks(texts):
             batch = self.reference.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
             rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
@@ -383,16 +383,9 @@ class Tokenizer:
 
 
 def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Lists of texts, each for one call of the Rust library; at least one list."""
-    chunk: list[str] = []
-    characters = 0
-    for text in texts:
-        if chunk and (len(chunk) == TEXTS_AT_ONCE or characters + len(text) > CHARACTERS_AT_ONCE):
-            yield chunk
-            chunk, characters = [], 0
-        chunk.append(text)
-        characters += len(text)
-    yield chunk
+    """Lists of texts, each for one call of the Rust library."""
+    for part in ranges(characters(texts), CHARACTERS_AT_ONCE, TEXTS_AT_ONCE):
+        yield list(texts[part])
 
 
 def _token_span(

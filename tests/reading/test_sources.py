@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_prep.data.block import InputFile
+from beam_prep.data.block import InputFile, Split
 from beam_prep.errors import InputError
 from beam_prep.reading import sources
 from beam_prep.reading.records import Readable
@@ -43,7 +43,7 @@ def bars(monkeypatch: Patch, tmp_path: Path) -> InputFile:
 
 
 def test_a_new_kind_is_read_by_its_ending(bars: InputFile) -> None:
-    records = first_records(bars)
+    records = first_records(Split(0, bars, 0, -1))
     assert records is not None
     assert records.rows == [{"text": "a"}, {"text": "c"}]
     assert [records.place(line) for line in records.ledger.messages] == [f"{bars.path} (byte offset 19)"]
@@ -71,4 +71,4 @@ def test_a_sound_table_that_pyarrow_cannot_read_back_is_not_called_damaged(tmp_p
     path = tmp_path / "fixed.parquet"
     pq.write_table(pa.table({"pair": pa.array([[1, 2], None], pa.list_(pa.int64(), 2))}), path)
     with pytest.raises(InputError, match=r"column that pyarrow cannot read back .* write its lists with no fixed size"):
-        first_records(list_inputs([path])[0], 0)
+        first_records(Split(0, list_inputs([path])[0], 0, -1))

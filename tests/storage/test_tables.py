@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 
-from beam_prep.data.block import InputFile, Origin
+from beam_prep.data.block import InputFile, Origin, Split
 from beam_prep.data.hashing import CHUNK, tree_digest
 from beam_prep.errors import InputError
 from beam_prep.reading.records import RawBlock
@@ -76,7 +76,7 @@ def test_blocks_have_every_row_once_and_the_digests_of_the_file(
     source = one(path)
     found = blocks(source, chunks * CHUNK)
     assert found
-    assert (first_records(source) is None) == (rows == 0)
+    assert (first_records(Split(0, source, 0, -1)) is None) == (rows == 0)
     assert numbers(found) == list(range(rows))
     assert [origin.start for _, origin in found] == np.cumsum([0, *(origin.size for _, origin in found)])[:-1].tolist()
     assert sum(origin.size for _, origin in found) == rows
