@@ -8,7 +8,7 @@ import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin
 
 _short = reprlib.Repr()
@@ -31,14 +31,19 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def check_words(settings: Any) -> None:
-    """Raises ValueError if a field of a dataclass has a value that its `Literal` does not name."""
+def check_settings(settings: Any) -> None:
+    """Raises ValueError if a value of a dataclass is none of its field's `Literal`, or not of its class."""
     for field in fields(settings):
-        kinds = get_args(field.type) if get_origin(field.type) is Union else (field.type,)
+        kinds = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
         value = getattr(settings, field.name)
-        if words and value not in words and not (value is None and NoneType in kinds):
+        if value is None and NoneType in kinds:
+            continue
+        if words and value not in words:
             raise ValueError(f"{field.name} is {value!r}, wanted one of {', '.join(words)}")
+        ours = [kind for kind in kinds if isinstance(kind, type) and kind.__module__.startswith("beam_prep.")]
+        if ours and not {*kinds} - {*ours, NoneType} and not isinstance(value, tuple(ours)):
+            raise ValueError(f"{field.name} is {shown(value)}, wanted a {' or '.join(kind.__name__ for kind in ours)}")
 
 
 def check_least(least: int, **numbers: Any) -> None:

@@ -20,7 +20,7 @@ from beam_prep.data.block import AnyPath, AnyPaths, InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
-from beam_prep.hints import check_words
+from beam_prep.hints import check_settings
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records
 from beam_prep.reading.sources import source_of
@@ -105,7 +105,7 @@ class Prepare(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        check_words(self)
+        check_settings(self)
         self.steps = chain(self.config, self.tokenizer, self.tokenizer_backend, self.check, self.references)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:

@@ -144,6 +144,9 @@ def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -
     Args:
         options: Beam's options.
         inputs: the files of the job. Small ones run in this process.
+
+    Raises:
+        ConfigError: a negative number of workers.
     """
     name = options.view_as(beams.StandardOptions).runner
     if _name_of(options) != "DirectRunner":
@@ -154,7 +157,10 @@ def choose_runner(options: beams.PipelineOptions, inputs: Sequence[InputFile]) -
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
         direct.direct_num_workers = 1 if plain_size(inputs) <= SMALL_INPUT else cores()
-    if "direct_running_mode" not in given and direct.direct_num_workers > 1:
+    if direct.direct_num_workers < 0:
+        found = direct.direct_num_workers
+        raise ConfigError(f"--direct_num_workers is {found}, wanted 0 (one for each core) or more")
+    if "direct_running_mode" not in given and direct.direct_num_workers != 1:
         direct.direct_running_mode = "multi_processing"
     if direct.direct_running_mode == "in_memory":
         return Job(FnApiRunner(), options, "runner: in-process")

@@ -345,6 +345,9 @@ def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path
     given = {**sections(CHAT), "input": {"sections": [CHAT], "chat_template": "mine.jinja"}}
     (tmp_path / "c.json").write_text(json.dumps(given))
     assert PipelineConfig.from_json(tmp_path / "c.json").input.chat_template == "{{ messages }}\n"
+    (tmp_path / "mine.jinja").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"found 'mine\.jinja', which is an empty file; wanted a template in it"):
+        PipelineConfig.from_json(tmp_path / "c.json")
     given["input"]["chat_template"] = "{{ bos_token }}"
     assert load(given).input.chat_template == "{{ bos_token }}"
     given["input"]["chat_template"] = "nowhere.jinja"

@@ -19,6 +19,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import Tokenizer, runners
 from beam_prep.data.block import InputFile
+from beam_prep.errors import ConfigError
 from beam_prep.runners import choose_runner
 from tests.conftest import ROOT, Folders, Log, Patch, text_config, words_of
 
@@ -216,12 +217,18 @@ def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, toke
         ([], "runner: 2 worker processes"),
         (["--direct_running_mode=in_memory"], "runner: in-process"),  # Beam's own default, and asked for
         (["--direct_num_workers=3"], "runner: 3 worker processes"),
+        (["--direct_num_workers=0"], "runner: 2 worker processes"),
         (["--direct_running_mode=multi_threading", "--direct_num_workers=2"], "runner: 2 worker threads"),
     ],
 )
 def test_large_inputs_get_a_process_a_core_by_default(monkeypatch: Patch, asked: list[str], how: str) -> None:
     monkeypatch.setattr(runners, "cores", lambda: 2)
     assert choose_runner(PipelineOptions(asked), [InputFile("large.jsonl", 64_000_001, 0.0)]).how == how
+
+
+def test_a_negative_number_of_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--direct_num_workers is -1, wanted 0 \(one for each core\) or more"):
+        choose_runner(PipelineOptions(["--direct_num_workers=-1"]), [])
 
 
 @pytest.mark.parametrize(

@@ -428,4 +428,6 @@ def with_template(
             f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
             "one of the tokenizer's"
         ) from error
+    if not text:
+        raise ConfigError(f"{found} is an empty file; wanted a template in it")
     return {**obj, "input": {**given, "chat_template": text}}

@@ -9,7 +9,7 @@ import numpy as np
 
 from beam_prep.data.fim import Fim
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.hints import check_words
+from beam_prep.hints import check_settings
 
 IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
@@ -61,7 +61,7 @@ class Section:
     add_special_tokens: bool | None = None
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Output:
     weights_name: str | None = None
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_settings(self)
 
     @property
     def has_template(self) -> bool:
@@ -150,7 +150,7 @@ class MaskOptions:
     eos: Literal["train", "mask"] = "train"
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class TextRules:
     not_text: Literal["reject", "drop_parts"] = "reject"
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_settings(self)
 
 
 ColumnRole = Literal[
@@ -247,7 +247,7 @@ class Column:
     shifted: bool = False
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_settings(self)
 
     @property
     def of_tokens(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from beam_prep.data.hashing import GOLDEN, mixed
 from beam_prep.data.ragged import Aligned, Array
 from beam_prep.errors import ConfigError
+from beam_prep.hints import check_settings
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
@@ -172,6 +173,7 @@ class Compose:
     sizes: RunSizes = field(default_factory=RunSizes)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.mix and self.shuffle is None:
             raise ValueError("there is a mix without a shuffle; the shuffle draws the rows of a mix: give shuffle, too")
 

@@ -27,7 +27,7 @@ from beam_prep.data.schema import (
     one_each,
 )
 from beam_prep.errors import ConfigError
-from beam_prep.hints import check_least, check_words
+from beam_prep.hints import check_least, check_settings
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards import pack
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, is_role_column
@@ -332,7 +332,7 @@ class Layout:
     provenance: bool = False
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_settings(self)
         check_least(1, capacity=self.capacity, group=self.group)
         if self.padding is not None and self.packing != "none":
             raise ValueError(f"padding is {self.padding} beside packing {self.packing!r}, wanted one of them")

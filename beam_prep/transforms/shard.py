@@ -21,7 +21,7 @@ from beam_prep.data.ragged import Aligned, Array, changes
 from beam_prep.errors import ConfigError, OutputError, check_planned
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile
-from beam_prep.hints import check_least, check_words
+from beam_prep.hints import check_least, check_settings
 from beam_prep.progress import report
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Compose, Splits, view_receipt
@@ -408,7 +408,7 @@ class Shard(beam.PTransform):
             except ImportError as error:
                 raise ConfigError(f"output.storage_format: {error}") from None
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
-        check_words(self)
+        check_settings(self)
         least = {"max_tokens": self.max_tokens, "max_items": self.max_items, "keep_versions": self.keep_versions}
         check_least(1, **{name: number for name, number in least.items() if number is not None})
         check_least(0, max_reject_chars=self.max_reject_chars)

@@ -25,7 +25,7 @@ from beam_prep.data.hashing import CHUNK
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import DefaultRule, MaskOptions, MetadataType, Output, RoleRule, TextRules
 from beam_prep.errors import ConfigError
-from beam_prep.hints import check_least, check_words
+from beam_prep.hints import check_least, check_settings
 from beam_prep.reading.adapters import Adapter, adapt_records, filter_by_chars, filter_records, map_records
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
@@ -60,6 +60,8 @@ class BlockCoder(coders.Coder):
         return pickle.loads(encoded)
 
     def estimate_size(self, value: Block) -> int:
+        if not isinstance(value, Block):
+            raise TypeError(f"a step gave {type(value).__name__}, wanted a block: does its function return one?")
         return value.origin.bytes
 
     def to_type_hint(self) -> Any:
@@ -118,7 +120,7 @@ class BlockStep(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        check_words(self)
+        check_settings(self)
         self.check()
 
     def check(self) -> None:
@@ -509,6 +511,8 @@ class BuildMask(BlockStep):
             if wrong:
                 raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
             self.policy = rows.RoleMask(dict(self.policy), self.default, self.options)
+        elif not callable(self.policy):
+            raise ValueError(f'policy is {self.policy!r}, wanted a function or a dict such as {{"assistant": "train"}}')
 
     def settings(self) -> dict[str, Any]:
         return {"policy": self.policy}

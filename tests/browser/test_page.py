@@ -101,10 +101,12 @@ def test_what_it_shows_is_what_the_manifest_and_the_rows_say(chats: tuple[Datase
 
 
 def test_a_page_of_a_template_has_each_conversation(tmp_path: Path, opened: Open) -> None:
-    template(TOKENIZER, html=tmp_path / "page.html")
+    refuses = "{% if messages[0].role == 'developer' %}{{ raise_exception('no developers') }}{% endif %}"
+    (tmp_path / "refuses.jinja").write_text((TOKENIZER / "chat_template.jinja").read_text("utf-8") + refuses, "utf-8")
+    template(TOKENIZER, str(tmp_path / "refuses.jinja"), html=tmp_path / "page.html")
     page = opened(tmp_path / "page.html")
     page.select_option("#size", "50")
-    assert page.locator("article h2").all_inner_texts() == [*CONVERSATIONS]
+    assert page.locator("article h2").all_inner_texts() == [f"refuses.jinja · {name}" for name in CONVERSATIONS]
     marked = page.locator("article").nth(0).locator("mark").all_text_contents()
     assert "".join(marked) == "Yes, I am.<|im_end|>"
     assert choose(page, kind="rejected: template_error").startswith("1 of 20 shown here")

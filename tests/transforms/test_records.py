@@ -182,11 +182,25 @@ def test_a_chat_becomes_padded_ids_and_a_mask() -> None:
         ),
         (bp.Shard, {"output": "out", "max_tokens": 0}, "max_tokens is 0, wanted a whole number, at least 1"),
         (bp.Shard, {"output": "out", "max_items": -1}, "max_items is -1, wanted a whole number, at least 1"),
+        (bp.Shard, {"output": "out", "pack": "bfd"}, "pack is 'bfd', wanted a Layout$"),
+        (bp.Tokenize, {"tokenizer": "examples/tokenizer"}, "tokenizer is 'examples/tokenizer', wanted a Tokenizer$"),
+        (bp.Compose, {"splits": {"train": 1}}, "splits is {'train': 1}, wanted a Splits$"),
+        (bp.BuildMask, {"policy": "assistant"}, "policy is 'assistant', wanted a function or a dict such as {"),
     ],
 )
 def test_a_wrong_setting_is_refused_when_a_step_is_made(make: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         make(**given)
+
+
+def test_a_function_without_a_result_ends_the_run_with_the_name_of_its_step(tmp_path: Path) -> None:
+    message = r"a step gave NoneType, wanted a block: does its function return one\? \[while running 'Mine'\]"
+    pipeline = beam.Pipeline("FnApiRunner")
+    batches = pipeline | bp.testing.create([{"text": "a"}]) | bp.Prepare(CONFIG, TOKENIZER)
+    mine = batches | "Mine" >> beam.Map(lambda batch: None).with_output_types(bp.Batch)
+    _ = mine | bp.Shard(tmp_path / "out", tokenizer=TOKENIZER)
+    with pytest.raises(TypeError, match=message):
+        pipeline.run()
 
 
 def test_paths_and_single_names_are_taken(tmp_path: Path) -> None:
