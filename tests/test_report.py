@@ -249,7 +249,7 @@ def test_each_side_of_a_pair_counts_as_a_conversation_with_tools() -> None:
     ("last", "told"),
     [
         (0, ["the history lacks the reasoning of 2 messages: "]),
-        (1, ["the history lacks the reasoning of 1 message: ", "the chat template does not write the reasoning of 1 last "]),
+        (1, ["the history lacks the reasoning of 1 message: ", "the chat template does not write the reasoning of 1 "]),
         (2, ["the chat template does not write the reasoning of 2 last answers: "]),
     ],
 )
@@ -257,7 +257,7 @@ def test_turns_are_proposed_for_the_reasoning_that_they_give_back(last: int, tol
     counters = {"reasoning_written": 1, "reasoning_not_written": 2, "last_reasoning_not_written": last}
     found: Any = {"counters": counters, "totals": {"tokens": {}}, "ledger": {"rejected": {}}}
     said = [*lines(found, ConfigView()), *warnings(found, ConfigView())]
-    assert all(map(str.startswith, said, told)) and len(said) == len(told)
+    assert [text.startswith(begin) for text, begin in zip(said, told, strict=True)] == [True] * len(told)
 
 
 # The page

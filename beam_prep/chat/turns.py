@@ -646,10 +646,10 @@ class Turns:
         """
         facts, special, text = self._facts, self._tokens.special, self._text
         openings = list(special.finditer(text, at, stop))
-        for token in openings:
-            goes_on = text[token.end() : stop].strip() and not facts.is_prompts(token[0])
-            if goes_on or not facts.opens(token[0]):
-                raise Refused("turn_end", f"a token that begins a turn stands within the turn: {token[0]!r}")
+        for each in openings:
+            goes_on = text[each.end() : stop].strip() and not facts.is_prompts(each[0])
+            if goes_on or not facts.opens(each[0]):
+                raise Refused("turn_end", f"a token that begins a turn stands within the turn: {each[0]!r}")
         opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         end = at + len(text[at:opening].rstrip())
         head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn
