@@ -170,7 +170,11 @@ class OutputClaim:
         if self.options.keep_versions is not None:
             made, other = Versions(self.root), self.claims.holder()
             unfinished = None if other is None or made.has(other.version_name or "") else other.version_name
-            self.output = made.path(self.options.version_name or unfinished or new_name())
+            name = self.options.version_name or unfinished or new_name()
+            if name < (latest := made.latest() or ""):
+                found = f"version {name} comes before {latest} by name, so `latest` stays there"
+                log.warning("warning: %s; wanted a later --version_name, for instance %s-1", found, latest)
+            self.output = made.path(name)
         return self.output
 
     def take(self, here: bool, wait: bool) -> None:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -15,9 +16,10 @@ import pytest
 import beam_prep as bp
 from beam_prep import cli
 from beam_prep.errors import ConfigError, FormatError, OutputError, RunError
+from beam_prep.readers.shards import ReaderLease
 from beam_prep.storage import stores
 from beam_prep.storage.versions import Versions
-from tests.conftest import ROOT, Patch, Run, run_job, text_config, words_of
+from tests.conftest import ROOT, Log, Patch, Run, run_job, text_config, words_of
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -44,18 +46,21 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_latest_never_moves_to_an_earlier_name(run: Run, tmp_path: Path) -> None:
+def test_latest_never_moves_to_an_earlier_name_and_a_run_says_so(run: Run, tmp_path: Path, caplog: Log) -> None:
     run(3, keep_versions=3, version_name="20260102")
+    assert "`latest` stays" not in caplog.text
     late = run(2, keep_versions=3, version_name="20260101")
+    assert "version 20260101 comes before 20260102 by name, so `latest` stays there" in caplog.text
     assert len(bp.open(late.output)) == 2
     assert len(bp.open(tmp_path / "out")) == 3
     assert names(tmp_path / "out") == ["20260101", "20260102", "latest"]
 
 
-def test_a_reader_keeps_what_it_opened(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["", "latest", "a"])
+def test_a_reader_keeps_what_it_opened(name: str, run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(3, keep_versions=1, version_name="a")
-    reader = bp.open(out)
+    reader = bp.open(out / name)
     run(4, keep_versions=1, version_name="b")
     run(5, keep_versions=1, version_name="c")
     assert names(out) == [".beam_prep", "a", "c", "latest"]
@@ -64,6 +69,32 @@ def test_a_reader_keeps_what_it_opened(run: Run, tmp_path: Path) -> None:
     gc.collect()
     run(6, keep_versions=1, version_name="d")
     assert names(out) == ["d", "latest"]
+
+
+def test_a_version_that_is_removed_while_it_is_opened_is_not_read(run: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+    run(3, keep_versions=1, version_name="a")
+
+    def late(version: str) -> ReaderLease:
+        if version.endswith("a"):
+            run(4, keep_versions=1, version_name="b")
+        return ReaderLease(version)
+
+    monkeypatch.setattr("beam_prep.readers.dataset.ReaderLease", late)
+    assert len([*bp.open(tmp_path / "out")]) == 4
+
+
+def test_a_copy_in_another_process_renews_the_lease(run: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+    run(3, keep_versions=1, version_name="a")
+    reader = bp.open(tmp_path / "out")
+    copy = pickle.loads(pickle.dumps(reader))
+    (lease,) = (tmp_path / "out/.beam_prep/readers/a").iterdir()
+    os.utime(lease, (0, 0))
+    hour_later = time.time() + 3601
+    monkeypatch.setattr(time, "time", lambda: hour_later)
+    assert len([*copy]) == 3
+    assert lease.stat().st_mtime > 0
+    del copy
+    assert lease.exists()
 
 
 def test_the_lease_of_a_reader_that_was_killed_lasts_a_day(run: Run, tmp_path: Path) -> None:

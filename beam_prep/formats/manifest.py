@@ -5,12 +5,11 @@ only the manifest. It is written last.
 """
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -276,9 +275,3 @@ READERS = "readers"
 def is_name(name: str) -> bool:
     """True if a version can have this name."""
     return name != LATEST and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
-
-
-def followed(folder: Path) -> Path:
-    """The latest version below a folder; the folder itself if it has none."""
-    link = folder / LATEST
-    return folder / os.readlink(link) if link.is_symlink() else folder

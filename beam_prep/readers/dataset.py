@@ -30,7 +30,7 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, Column, metadata_values
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Row, joined
-from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, followed, load, output_columns
+from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, load, output_columns
 from beam_prep.hints import unknown_name
 from beam_prep.readers.shards import (
     CACHE_BYTES,
@@ -39,6 +39,8 @@ from beam_prep.readers.shards import (
     Stored,
     StoredFiles,
     default_folder,
+    is_version,
+    latest_name,
     no_output,
 )
 from beam_prep.readers.views import WHOLE, Mixture, Rows, Tail, View, check, checked, mixture, shuffled, why_not_packed
@@ -143,7 +145,7 @@ class Dataset(Rows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the shards itself.
-        given = (self._files, self.manifest, self._digest, None, self._domains, self._split)
+        given = (self._files, self.manifest, self._digest, self._lease, self._domains, self._split)
         return Dataset, given, {"_rows": self._rows}
 
     def _view(self, rows: range) -> "Dataset":
@@ -710,6 +712,18 @@ ALL = "all"
 """In place of the name of a split: the rows of all splits."""
 
 
+def _held(root: str) -> tuple[str, ReaderLease | None]:
+    """The output at a path, or the latest version below it; and a lease, if it is a version."""
+    while True:
+        name = latest_name(root)
+        where = root if name is None else os.path.join(root, name)
+        if name is None and not is_version(root):
+            return where, None
+        lease = ReaderLease(where)
+        if latest_name(root) == name:  # else a run that did not see the lease may have removed the version
+            return where, lease
+
+
 def open_dataset(
     path: str | os.PathLike[str],
     domains: Sequence[str] | None = None,
@@ -720,8 +734,8 @@ def open_dataset(
 ) -> Dataset:
     """Opens an output. It reads the manifest; a shard is opened when one of its rows is read.
 
-    If the output has versions, the latest is opened. It is not removed while the reader holds it (by a lease, which
-    lasts a day and is renewed when shards are opened).
+    If the output has versions, the latest is opened. A version, the latest or another, is not removed while the reader
+    holds it (by a lease, which lasts a day and is renewed when shards are opened).
 
     If the output is in a store (`gs://`, `s3://`), a shard is copied to this machine, and checked by its sha256, when
     one of its rows is first read. Processes share the copies. boto3 and google-cloud-storage find credentials and
@@ -749,19 +763,14 @@ def open_dataset(
     if isinstance(domains, str):
         raise BeamPrepError(f"domains is {domains!r}, wanted a list: domains=[{domains!r}]")
     is_stored = "://" in os.fspath(path)
+    root = os.fspath(path).rstrip("/") if is_stored else os.path.abspath(path)
+    if os.path.islink(root):  # `latest` itself, for instance, which moves
+        root = os.path.realpath(root)
+    where, lease = _held(root)
+    files: Path | Stored = Path(where)
     if is_stored:
-        from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
-
-        root = os.fspath(path).rstrip("/")
-        versions = Versions(root)
-        where = root if (latest := versions.latest()) is None else versions.path(latest)
         copies = default_folder() if cache is None else Path(os.path.abspath(cache))
-        files: Path | Stored = Stored(where, copies, cache_bytes, StoreOptions.current())
-    else:
-        root = os.path.abspath(path)
-        files = followed(Path(root))
-        where = str(files)
-    lease = None if where == root else ReaderLease(where)
+        files = Stored(where, copies, cache_bytes, StoreOptions.current())
     try:
         content = read_bytes(f"{where}/{MANIFEST}")
         manifest, digest = load(content, f"{where}/{MANIFEST}"), _sha256(content)

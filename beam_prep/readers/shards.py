@@ -27,7 +27,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, metadata_value
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.formats import Row, ShardReader
-from beam_prep.formats.manifest import FAILURE, HIDDEN, MANIFEST, READERS, is_outside
+from beam_prep.formats.manifest import FAILURE, HIDDEN, LATEST, MANIFEST, READERS, is_outside
 from beam_prep.storage import stores
 from beam_prep.storage.stores import Changed, ObjectInfo, StoreOptions, is_local
 from beam_prep.verify import OutputFiles
@@ -288,8 +288,27 @@ def no_output(path: str) -> FormatError:
     return FormatError(f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")
 
 
+def latest_name(folder: str) -> str | None:
+    """The name of the latest version below a folder; None if it has no versions."""
+    if is_local(folder):
+        link = f"{folder}/{LATEST}"
+        return os.readlink(link) if os.path.islink(link) else None
+    from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
+
+    return Versions(folder).latest()
+
+
+def is_version(output: str) -> bool:
+    """True if an output lies beside a `latest`."""
+    with contextlib.suppress(BeamPrepError):  # no right to read there, or a `latest.json` of another program
+        return latest_name(output.rpartition("/")[0]) is not None
+    return False
+
+
 class ReaderLease:
     """The lease of a reader on a version. It ends with this object. A reader that may not write has no lease.
+
+    A copy of it, in a data loader's process, renews the lease and does not end it.
 
     Args:
         version: the path of the version, or its URL.
@@ -304,9 +323,9 @@ class ReaderLease:
 
     def renew(self) -> None:
         """Renews the lease if an hour has passed."""
-        if self._renewed and time.monotonic() - self._renewed < 3600:
+        if self._renewed and time.time() - self._renewed < 3600:
             return
-        self._renewed = time.monotonic()
+        self._renewed = time.time()
         from beam_prep.storage.files import write_file  # imported here: it imports Arrow, which is slow
 
         with contextlib.suppress(OSError, BeamPrepError):  # no right to write
