@@ -23,7 +23,9 @@ from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.slices import Merge, ShardPlan, first_lines, numbered
 
 HISTOGRAM = 16
-"""How many leading bits of a sample key select its bin in a histogram."""
+"""How many leading bits of a sample key select its bin in a histogram, at most."""
+_ALL_BINS = 20
+"""The histograms of all parts together have at most two to this power bins: 8 MB."""
 
 
 def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
@@ -157,6 +159,11 @@ class Parts:
         for code, taken in self.taken().items():
             found[code] = taken.copies + (taken.most is not None)
         return found
+
+    @property
+    def histogram(self) -> int:
+        """How many leading bits of a sample key select its bin in a histogram: fewer with many parts."""
+        return min(HISTOGRAM, _ALL_BINS - len(self.wanted).bit_length())
 
     def more(self, part: int) -> int:
         """The tokens that a part needs beyond its complete copies."""
@@ -297,8 +304,8 @@ class RunCounts:
 
     Attributes:
         runs: how many runs are counted.
-        samples: part -> tokens by the first bits of the sample key, int64 [2^16], for parts of which a mix draws rows.
-            They are counted first, and decide the limits of the runs.
+        samples: part -> tokens by the first bits of the sample key (`Parts.histogram`), int64, for parts of which a mix
+            draws rows. They are counted first, and decide the limits of the runs.
         rows: part -> int64 [shards], rows that are written in any case.
         tokens: part -> int64 [2], tokens of those rows, and how many of those rows were drawn for a mix.
         border: part -> uint64 [rows, 3], sample key, tokens and shard of the rows in the bin of the cutoff.
@@ -322,12 +329,12 @@ class RunCounts:
     @classmethod
     def sampled(cls, made: Arranged, tokens: Array, parts: Parts) -> "RunCounts":
         """Only the samples, from arranged rows; `tokens`: the tokens of each row."""
-        found = {}
+        found, bits = {}, parts.histogram
         for code, taken in parts.taken().items():
             if taken.most is not None:
                 here = (made.part == code) & (made.sample > 0)
-                first = made.sample[here] >> np.uint64(64 - HISTOGRAM)
-                counts = np.bincount(first.astype(np.int64), tokens[here], 1 << HISTOGRAM)
+                first = made.sample[here] >> np.uint64(64 - bits)
+                counts = np.bincount(first.astype(np.int64), tokens[here], 1 << bits)
                 found[code] = counts.astype(np.int64)
         return cls(samples=found)
 
@@ -338,8 +345,8 @@ class RunCounts:
             until = np.cumsum(counts)
             place = int(np.searchsorted(until, parts.more(code)))
             place = min(place, len(until) - 1)
-            first = place << (64 - HISTOGRAM)
-            last = first + (1 << (64 - HISTOGRAM)) - 1
+            first = place << (64 - parts.histogram)
+            last = first + (1 << (64 - parts.histogram)) - 1
             found[code] = Limit(first, last, int(until[place] - counts[place]))
         return found
 

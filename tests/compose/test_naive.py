@@ -19,7 +19,7 @@ from hypothesis import event, given
 from beam_prep.errors import TokenCacheError
 from beam_prep.shards import compose, runs
 from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuffle_keys
-from beam_prep.shards.runs import RunCounts, cutoff
+from beam_prep.shards.runs import Parts, RunCounts, cutoff
 from tests.compose import naive
 from tests.compose.jobs import Blocks, made
 from tests.compose.naive import NO_KEY, Cannot, Job, Naive, Row
@@ -174,6 +174,12 @@ def test_splits_are_what_the_naive_program_says(parts: list[int], seed: int, dig
         program = naive.Naive([], Job(splits=shares, split_seed=seed, split_missing=missing))
         codes = Splits.of(shares, seed, missing).codes(np.array(digests, np.uint64))
         assert [[*shares][code] for code in codes] == [program.split(Row(0, digest=digest)) for digest in digests]
+
+
+@pytest.mark.parametrize(("parts", "bits"), [(1, 16), (15, 16), (16, 15), (400, 11), (5000, 7)])
+def test_histograms_of_all_parts_together_stay_small(parts: int, bits: int) -> None:
+    nothing = np.zeros(parts, np.int64)
+    assert Parts(nothing, nothing, nothing, dict.fromkeys(range(parts), 1)).histogram == bits
 
 
 @given(st.lists(st.tuples(NUMBERS, st.integers(0, 9)), max_size=30), st.integers(-1, 100))
