@@ -9,7 +9,7 @@ import functools
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -79,6 +79,7 @@ def ngrams(numbers: Array, count: int) -> tuple[Array, Array]:
     return first, hashes[first] * np.uint64(_MULTIPLIER)
 
 
+@runtime_checkable
 class IndexSource(Protocol):
     """A source of the index, for the launcher and for workers."""
 
