@@ -26,7 +26,7 @@ def facts_of(renderer: Renderer) -> Facts:
     facts.left_out.update(_openings_of_reasoning(facts, probes))
     around = _around(probes)
     if not facts.prompts:
-        around = _without_always(facts, probes, around)
+        around = _without_always(facts, around, eos)
         facts.headers = _headers(facts, around) - {eos}
     facts.closers = frozenset(_closers(facts, around))
     facts.end_in_history = facts.first_run(around.behind[0]) if around.behind else ""
@@ -124,11 +124,11 @@ def _around(probes: list[Probe]) -> _Around:
     return around
 
 
-def _without_always(facts: Facts, probes: list[Probe], around: _Around) -> _Around:
+def _without_always(facts: Facts, around: _Around, eos: str) -> _Around:
     """Finds a prompt that is always written (CodeGeeX4), and takes it off the texts behind last answers."""
     rest = around.last[0].removeprefix(around.own[0]) if around.last and around.own else ""
-    texts = [*around.before, *(rendering.text for _, rendering in probes)]
-    if rest.strip() and all(each.rstrip().endswith(rest.strip()) for each in texts):
+    is_prompt = rest.strip() not in ("", eos)
+    if is_prompt and all(each.rstrip().endswith(rest.strip()) for each in around.before):
         facts.always = rest
     return around._replace(last=[tail.removesuffix(facts.always) for tail in around.last])
 
@@ -221,7 +221,6 @@ def _probes() -> Iterator[list[Message]]:
     yield [asked, plain, other]
     yield [system, plain]
     yield [plain]
-    yield [asked]
 
 
 PROBES = tuple(_probes())

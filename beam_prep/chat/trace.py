@@ -204,13 +204,13 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
     place = _place_of(rendering, first, index)
     own = [each for each in segments[first[0] : first[-1] + 1] if each.index == index]
     again = any(
-        other.owner != index and (one.end < other.begin or _repeats(rendering.text, one, other))
+        other.owner != index and (one.end < other.begin or repeats(rendering.text, one, other))
         for one, other in itertools.pairwise(own)
     )
     return place._replace(apart=apart, goes_on=tuple(goes_on), again=again)
 
 
-def _repeats(text: str, one: SourceSpan, other: SourceSpan) -> bool:
+def repeats(text: str, one: SourceSpan, other: SourceSpan) -> bool:
     """Whether one of two segments says what the other says."""
     short, long = sorted((text[one.begin : one.end], text[other.begin : other.end]), key=len)
     return one.keys == other.keys and bool(short) and len(long) > 1 and short in long

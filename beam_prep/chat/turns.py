@@ -25,7 +25,18 @@ from beam_prep.chat.environment import RAISED_BY_TEMPLATES
 from beam_prep.chat.messages import Lost, Message, are_plain, is_said, not_rendered
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer, Tokens
-from beam_prep.chat.trace import END, Said, SourceSpan, Trace, TurnPlace, constants, places, said, spoken_by_others
+from beam_prep.chat.trace import (
+    END,
+    Said,
+    SourceSpan,
+    Trace,
+    TurnPlace,
+    constants,
+    places,
+    repeats,
+    said,
+    spoken_by_others,
+)
 from beam_prep.data.block import Reason, Reject
 
 PLAIN = "Plainly."
@@ -175,9 +186,10 @@ class Facts:
         if (calls or self.has_parts) and plain and plain in tail:
             return tail.find(plain) + len(plain)
         only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
+        last = ends[-1] if ends else None
         if calls and not plain:
-            return ends[-1] if ends else None
-        return next((end for end in ends if not calls or only.fullmatch(tail, end)), None)
+            return last
+        return next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
 
     def first_run(self, tail: str) -> str:
         """The first run of special tokens; "" if there is none."""
@@ -579,11 +591,12 @@ class Turns:
 
     def _between_repeated(self, begin: int, stop: int) -> Iterator[str]:
         """The texts between segments and their repetitions, in a part of the rendering."""
-        segments, ends = self._trace.segments, dict[tuple[str, ...], int]()
+        segments, last = self._trace.segments, dict[tuple[str, ...], SourceSpan]()
         for each in segments[bisect.bisect_left(segments, (begin,)) : bisect.bisect_left(segments, (stop,))]:
-            if each.keys in ends:
-                yield self._text[ends[each.keys] : each.begin]
-            ends[each.keys] = each.end
+            earlier = last.get(each.keys)
+            if earlier is not None and repeats(self._text, earlier, each):
+                yield self._text[earlier.end : each.begin]
+            last[each.keys] = each
 
     def _check_alone(self, index: int, begin: int, stop: int) -> None:
         """Raises if another message says something between the prompt and the text."""
@@ -649,7 +662,7 @@ class Turns:
         for each in openings:
             goes_on = text[each.end() : stop].strip() and not facts.is_prompts(each[0])
             if goes_on or not facts.opens(each[0]):
-                raise Refused("turn_end", f"a token that begins a turn stands within the turn: {each[0]!r}")
+                raise Refused("turn_end", f"a token that does not end the turn stands within it: {each[0]!r}")
         opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         end = at + len(text[at:opening].rstrip())
         head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn
@@ -710,7 +723,8 @@ class Turns:
         alike = [(shared(ours, cut.text[begin:]), begin) for begin in begins if cut.text.startswith(own, begin)]
         if pieces and alike:
             common, begin = max(alike)
-            rest = "".join(constants(cut, begin + common, len(cut.text.removesuffix(self._facts.always))))
+            goes_on = self._tokens.whole(cut.text, begin, begin + common)
+            rest = "".join(constants(cut, goes_on, len(cut.text.removesuffix(self._facts.always))))
             if not _WORD.search(self._tokens.special.sub("", rest)):
                 return self._tokens.whole(text, at, max(at, place.begin + common))
         raise Refused("turn_end", "its end cannot be told: the conversation up to this turn renders it otherwise")

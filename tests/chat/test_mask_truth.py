@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from beam_prep.chat.template import ChatTemplate
 from tests.chat.generated_templates import Seeded
 from tests.chat.mask_judge import Case, Report, chat_template, draw_cases, judge
-from tests.chat.trained import CHATML, END, PROMPT, each, said, say, talk, trained
+from tests.chat.trained import CHATML, END, HEADER, PROMPT, called, each, said, say, talk, trained
 
 T = TypeVar("T")
 
@@ -130,3 +130,34 @@ def test_the_judge_finds_spans_that_are_a_character_longer_or_shorter(monkeypatc
 
         monkeypatch.setattr(ChatTemplate, "render", moved)
         assert judged(cases).counts["wrong"] >= 8
+
+
+def test_a_prompt_that_is_written_unless_a_result_comes_last_is_always_the_next_turns() -> None:
+    turn = "{{ '<|' + m.role + '|>\n' + m.content + '\n' }}"
+    source = each(turn) + "{% if messages[-1].role != 'tool' %}{{ '<|assistant|>\n' }}{% endif %}"
+    assert trained(source, CHAT, tokens={}, controls=["<|user|>", "<|assistant|>", "<|tool|>"]) == ["yes"]
+
+
+def test_a_text_in_pieces_is_not_written_twice() -> None:
+    quoted = CHATML.replace("m.content }}", "m.content.split('\n') | join('\n> ') }}")
+    assert said(quoted, talk("one\ntwo three", "yes"), user="train") == ["one\n> two three<|im_end|>"]
+
+
+def collected(turn: str) -> str:
+    """A template that writes all at the end: no loop says whose turn a text is."""
+    piece = "{% set piece %}" + HEADER + turn + "{% endset %}{% set ns.t = ns.t ~ piece %}"
+    return "{% set ns = namespace(t='') %}" + each(piece) + "{{ ns.t }}" + PROMPT
+
+
+def test_a_turn_that_goes_on_with_other_words_without_a_next_message_is_refused() -> None:
+    tail = "{{ '> ' ~ (messages[loop.index].content if not loop.last else '') | length ~ '<|im_end|>\n' }}"
+    assert said(collected("{{ m.content }}" + tail), [*CHAT, CHAT[0]]) == "turn_end"
+
+
+def test_tokens_that_begin_alike_are_no_words_with_which_a_turn_goes_on() -> None:
+    call = "{{ '<call>' ~ m.tool_calls[0].function.name ~ '</call>' if m.tool_calls else m.content }}"
+    end = "{{ '<call_result>' if m.tool_calls and loop.last else '<call_end>' if not m.tool_calls }}"
+    chat = [CHAT[0], called("look"), say("tool", "found"), CHAT[1]]
+    controls = ("<|im_start|>", "<call>", "</call>", "<call_result>", "<call_end>")
+    found = trained(collected(call + end), chat, controls=controls)
+    assert found == ["<call>look</call>", "yes<call_end>"]
