@@ -127,7 +127,7 @@ def _around(probes: list[Probe]) -> _Around:
 def _without_always(facts: Facts, around: _Around, eos: str) -> _Around:
     """Finds a prompt that is always written (CodeGeeX4), and takes it off the texts behind last answers."""
     rest = around.last[0].removeprefix(around.own[0]) if around.last and around.own else ""
-    is_prompt = rest.strip() not in ("", eos)
+    is_prompt = rest.strip() not in ("", eos)  # EOS ends another turn that the template writes there
     if is_prompt and all(each.rstrip().endswith(rest.strip()) for each in around.before):
         facts.always = rest
     return around._replace(last=[tail.removesuffix(facts.always) for tail in around.last])

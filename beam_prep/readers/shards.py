@@ -325,7 +325,7 @@ class ReaderLease:
         """Renews the lease if an hour has passed."""
         if self._renewed and time.time() - self._renewed < 3600:
             return
-        self._renewed = time.time()
+        self._renewed = time.time()  # a copy may be on another machine, with a monotonic clock of its own
         from beam_prep.storage.files import write_file  # imported here: it imports Arrow, which is slow
 
         with contextlib.suppress(OSError, BeamPrepError):  # no right to write

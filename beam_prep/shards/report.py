@@ -350,10 +350,13 @@ _MARKS = {
 
 
 def not_written(counters: Mapping[str, int]) -> list[str]:
-    """The keys of `NOT_WRITTEN` that are a problem. That reasoning is left out of the history is none."""
-    some = bool(counters.get("reasoning_written"))
-    told = "reasoning_not_written" if some else "last_reasoning_not_written"
-    return [name for name in NOT_WRITTEN if counters.get(name) and name != told]
+    """The keys of `NOT_WRITTEN` that are a problem. That reasoning is left out of the history is none.
+
+    If the template writes no reasoning at all, `reasoning_not_written` counts that of last answers, too.
+    """
+    is_written = bool(counters.get("reasoning_written"))
+    left_out = "reasoning_not_written" if is_written else "last_reasoning_not_written"
+    return [name for name in NOT_WRITTEN if counters.get(name) and name != left_out]
 
 
 def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:

@@ -161,7 +161,7 @@ class Parts:
         return found
 
     @property
-    def histogram(self) -> int:
+    def histogram_bits(self) -> int:
         """How many leading bits of a sample key select its bin in a histogram: fewer with many parts."""
         return min(HISTOGRAM, _ALL_BINS - len(self.wanted).bit_length())
 
@@ -304,7 +304,7 @@ class RunCounts:
 
     Attributes:
         runs: how many runs are counted.
-        samples: part -> tokens by the first bits of the sample key (`Parts.histogram`), int64, for parts of which a mix
+        samples: part -> tokens by the first `Parts.histogram_bits` of the sample key, int64, for parts of which a mix
             draws rows. They are counted first, and decide the limits of the runs.
         rows: part -> int64 [shards], rows that are written in any case.
         tokens: part -> int64 [2], tokens of those rows, and how many of those rows were drawn for a mix.
@@ -329,7 +329,7 @@ class RunCounts:
     @classmethod
     def sampled(cls, made: Arranged, tokens: Array, parts: Parts) -> "RunCounts":
         """Only the samples, from arranged rows; `tokens`: the tokens of each row."""
-        found, bits = {}, parts.histogram
+        found, bits = {}, parts.histogram_bits
         for code, taken in parts.taken().items():
             if taken.most is not None:
                 here = (made.part == code) & (made.sample > 0)
@@ -345,8 +345,8 @@ class RunCounts:
             until = np.cumsum(counts)
             place = int(np.searchsorted(until, parts.more(code)))
             place = min(place, len(until) - 1)
-            first = place << (64 - parts.histogram)
-            last = first + (1 << (64 - parts.histogram)) - 1
+            first = place << (64 - parts.histogram_bits)
+            last = first + (1 << (64 - parts.histogram_bits)) - 1
             found[code] = Limit(first, last, int(until[place] - counts[place]))
         return found
 

@@ -125,6 +125,13 @@ def _reasoning(record: Record) -> Record:
     return record
 
 
+def _reasoning_of_all(record: Record) -> Record:
+    for message in record["messages"]:
+        if message["role"] == "assistant":
+            message["reasoning_content"] = "They ask for a place, so I look at the map first."
+    return record
+
+
 def _named(record: Record) -> Record:
     record["messages"][-1]["name"] = "Ann"
     return record
@@ -236,6 +243,13 @@ FAULTS: Sequence[Fault] = (
         config=templated(FIRST, "{%- for message in messages if message.role != 'developer' -%}"),
     ),
     Fault("a template that ignores reasoning", "reasoning_not_written", _reasoning, says="reasoning"),
+    Fault(
+        "a template that ignores the reasoning of last answers",
+        "last_reasoning_not_written",
+        _reasoning_of_all,
+        config=templated(CONTENT, "{{- message.reasoning_content if not loop.last -}}\n" + CONTENT),
+        says="answers that nothing follows",
+    ),
 )
 
 

@@ -179,7 +179,7 @@ def test_splits_are_what_the_naive_program_says(parts: list[int], seed: int, dig
 @pytest.mark.parametrize(("parts", "bits"), [(1, 16), (15, 16), (16, 15), (400, 11), (5000, 7)])
 def test_histograms_of_all_parts_together_stay_small(parts: int, bits: int) -> None:
     nothing = np.zeros(parts, np.int64)
-    assert Parts(nothing, nothing, nothing, dict.fromkeys(range(parts), 1)).histogram == bits
+    assert Parts(nothing, nothing, nothing, dict.fromkeys(range(parts), 1)).histogram_bits == bits
 
 
 @given(st.lists(st.tuples(NUMBERS, st.integers(0, 9)), max_size=30), st.integers(-1, 100))
